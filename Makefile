@@ -1,0 +1,36 @@
+# Each target sets up all it needs: a machine with Python 3.11+ and make is enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test check bench torture clean
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Holdfast needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+setup: $(READY)
+
+demo: setup            ## a research pipeline, killed twice, goes on each time
+	$(BIN)/holdfast demo
+
+test: setup            ## every test, a fixed-seed share of the torture included
+	$(BIN)/python -m pytest -n 2
+
+check: setup           ## lint, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup           ## speed as a ratio to bare journals, in one interleaved run
+	$(BIN)/python benchmarks/bench.py
+
+torture: setup         ## hundreds of kills and power cuts: make torture [SEED=1] [STORE=sqlite]
+	$(BIN)/python -m tests.crash.torture $(if $(SEED),--seed $(SEED)) $(if $(STORE),--store $(STORE))
+
+clean:
+	rm -rf $(VENV) .holdfast

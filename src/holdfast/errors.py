@@ -1,0 +1,282 @@
+"""Everything Holdfast raises on purpose.
+
+    HoldfastError
+    ├── UsageError                  the program asked for something that cannot be
+    │   ├── InvalidIdError          a run id or reference outside the allowed form
+    │   ├── InvalidFilterError      an unknown filter, a bad limit, a forged page cursor
+    │   ├── FlowNotRegisteredError  the program does not have the flow of a stored run
+    │   ├── StepMissingError        the flow does not have the step a stored run is at
+    │   ├── InputChangedError       the same id was run again with another input
+    │   ├── RunExistsError          `start` or `fork` with an id that is taken
+    │   └── NotACheckpointError     RUN@SEQ names no checkpoint
+    ├── StateError                  a value cannot be stored, or stored data cannot be built again
+    │   ├── NotStorableError
+    │   └── NotLoadableError
+    ├── RunError                    what a run has come to, or what its status forbids
+    │   ├── RunNotFoundError
+    │   ├── RunFailedError
+    │   ├── RunCancelledError
+    │   ├── RunPausedError
+    │   ├── RunWaitingError
+    │   ├── RunInterruptedError
+    │   ├── RunOwnedError           another live process has it
+    │   ├── OwnershipLostError      another process took it over; a late write was refused
+    │   ├── ResultExpiredError      finished, but its retention removed the result
+    │   └── VerbRefusedError        the run's status does not allow this verb
+    ├── StoreError                  the store itself
+    │   ├── StoreUnavailableError   disk full, read-only, I/O error, locked
+    │   ├── StoreDamagedError       a checksum or a chain is broken; names run and seq
+    │   └── StoreVersionError       written by a newer Holdfast; left unchanged
+    └── StepTimeoutError            a step took longer than its timeout
+
+Each message says what to do next. A driver's own error is the `__cause__`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class HoldfastError(Exception):
+    """The root of every error that Holdfast raises on purpose."""
+
+
+class UsageError(HoldfastError):
+    """The program asked for something that cannot be."""
+
+
+class InvalidIdError(UsageError):
+    """A run id or reference is outside the allowed form; nothing was read or written."""
+
+    def __init__(self, value: object, what: str = "run id") -> None:
+        self.value = value
+        shown = ascii(value)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        super().__init__(
+            f"{shown} is not a valid {what}. Allowed: 1 to 128 characters of A-Z a-z 0-9 . _ - "
+            f"that begin with a letter or digit; a checkpoint is RUN@SEQ, for example report-1@7."
+        )
+
+
+class InvalidFilterError(UsageError):
+    """A list was asked for with a filter that does not exist or cannot be."""
+
+
+class FlowNotRegisteredError(UsageError):
+    """The program does not have the flow of a stored run."""
+
+    def __init__(self, run_id: str, flow: str, known: Sequence[str]) -> None:
+        self.run_id, self.flow, self.known = run_id, flow, tuple(known)
+        have = ", ".join(sorted(known)) or "none"
+        super().__init__(
+            f"run {run_id} belongs to flow {flow!r}, which this program has not registered (it has: {have}). "
+            f"Call rt.register(...) with that flow first; on the command line pass --app FILE."
+        )
+
+
+class StepMissingError(UsageError):
+    """The flow no longer has the step that a stored run comes to next."""
+
+    def __init__(self, run_id: str, flow: str, step: str, known: Sequence[str]) -> None:
+        self.run_id, self.flow, self.step, self.known = run_id, flow, step, tuple(known)
+        super().__init__(
+            f"run {run_id} goes on with step {step!r}, which flow {flow!r} does not have (it has: "
+            f"{', '.join(known)}). Put the step back under that name (@step(name={step!r})), or fork an "
+            f"earlier checkpoint. The run is unchanged."
+        )
+
+
+class WrongFlowError(UsageError):
+    """The same id was asked for with another flow than the stored one."""
+
+    def __init__(self, run_id: str, stored: str, given: str) -> None:
+        self.run_id, self.stored, self.given = run_id, stored, given
+        super().__init__(
+            f"run {run_id} belongs to flow {stored!r}, not to {given!r}. Nothing was run. Use another id."
+        )
+
+
+class InputChangedError(UsageError):
+    """The same id was run again with another input; nothing ran."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(
+            f"run {run_id} exists with another input, so nothing was run. Use another id for the new input, "
+            f"or leave the input out to go on with the stored one (rt.resume)."
+        )
+
+
+class RunExistsError(UsageError):
+    """The id of a new run is taken."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(
+            f"run {run_id} exists already. rt.run continues it or gives its result; rt.delete removes it; "
+            f"otherwise choose another id."
+        )
+
+
+class NotACheckpointError(UsageError):
+    """RUN@SEQ does not name a checkpoint."""
+
+    def __init__(self, run_id: str, seq: int, nearest: int | None) -> None:
+        self.run_id, self.seq, self.nearest = run_id, seq, nearest
+        hint = "it has none left" if nearest is None else f"the nearest is {run_id}@{nearest}"
+        super().__init__(f"{run_id}@{seq} is not a checkpoint; {hint}. `holdfast show {run_id}` lists them all.")
+
+
+class StateError(HoldfastError):
+    """A value cannot go into the store, or cannot be built again from it."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        self.path, self.problem = path, problem
+        super().__init__(f"{path}: {problem}")
+
+
+class NotStorableError(StateError):
+    """A value cannot be stored exactly; nothing was written."""
+
+
+class NotLoadableError(StateError):
+    """Stored data does not fit the types that the program declares."""
+
+
+class RunError(HoldfastError):
+    """What a run has come to, or what its status forbids."""
+
+    def __init__(self, run_id: str, message: str) -> None:
+        self.run_id = run_id
+        super().__init__(message)
+
+
+class RunNotFoundError(RunError):
+    """No run of that id is in the store."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id, f"there is no run {run_id} in this store. `holdfast ls` lists the runs.")
+
+
+class RunFailedError(RunError):
+    """The run ended as failed; `rt.resume` tries its failed step again."""
+
+    def __init__(self, run_id: str, step: str | None, error: str) -> None:
+        self.step, self.error = step, error
+        where = f" in step {step!r}" if step else ""
+        super().__init__(
+            run_id, f"run {run_id} failed{where}: {error}. rt.resume({run_id!r}) goes on at the failed step."
+        )
+
+
+class RunCancelledError(RunError):
+    """The run was cancelled, which is final."""
+
+    def __init__(self, run_id: str, reason: str | None) -> None:
+        self.reason = reason
+        why = f": {reason}" if reason else ""
+        super().__init__(run_id, f"run {run_id} was cancelled{why}. That is final; fork a checkpoint to go on.")
+
+
+class RunPausedError(RunError):
+    """The run is paused and stays so until it is resumed."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id, f"run {run_id} is paused. rt.resume({run_id!r}) goes on with it.")
+
+
+class RunWaitingError(RunError):
+    """The run waits for something from outside and needs no process meanwhile."""
+
+    def __init__(self, run_id: str, waiting_for: str | None) -> None:
+        self.waiting_for = waiting_for
+        super().__init__(run_id, f"run {run_id} waits for {waiting_for or 'something from outside'}.")
+
+
+class RunInterruptedError(RunError):
+    """This process handed the run back before it ended; it can be gone on with anywhere."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(
+            run_id, f"run {run_id} was handed back unfinished because this process shuts down. Run it again to go on."
+        )
+
+
+class RunOwnedError(RunError):
+    """A live process has the run."""
+
+    def __init__(self, run_id: str, owner: str | None) -> None:
+        self.owner = owner
+        super().__init__(
+            run_id,
+            f"run {run_id} is live in {owner or 'another process'}. rt.run joins it and gives its result; "
+            f"rt.cancel or rt.pause reach it from here.",
+        )
+
+
+class OwnershipLostError(RunError):
+    """Another process took the run over; what this one wrote late was refused."""
+
+    def __init__(self, run_id: str, fence: int) -> None:
+        self.fence = fence
+        super().__init__(
+            run_id,
+            f"run {run_id} was taken over by another process while this one (fence {fence}) did not answer; "
+            f"its late write was refused and nothing was lost. rt.run({run_id!r}) joins the new owner.",
+        )
+
+
+class ResultExpiredError(RunError):
+    """The run completed, but its retention has removed the result."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(
+            run_id, f"run {run_id} completed and its history expired by policy. rt.delete({run_id!r}) frees the id."
+        )
+
+
+class VerbRefusedError(RunError):
+    """The run's status does not allow this verb; nothing changed."""
+
+    def __init__(self, run_id: str, verb: str, status: str, hint: str) -> None:
+        self.verb, self.status = verb, status
+        super().__init__(run_id, f"cannot {verb} run {run_id}: it is {status}. {hint}".rstrip())
+
+
+class StoreError(HoldfastError):
+    """Something about the store itself."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store could not be read or written; nothing that was not acknowledged is counted as done."""
+
+
+class StoreDamagedError(StoreError):
+    """Stored data does not pass its checksum or chain; it is never resumed from."""
+
+    def __init__(self, run_id: str | None, seq: int | None, problem: str) -> None:
+        self.run_id, self.seq, self.problem = run_id, seq, problem
+        where = "store" if run_id is None else run_id if seq is None else f"{run_id}@{seq}"
+        super().__init__(
+            f"{where} is damaged: {problem}. `holdfast doctor` lists all damage; other runs are unaffected."
+        )
+
+
+class StoreVersionError(StoreError):
+    """The store was written by a newer Holdfast; it was left unchanged."""
+
+    def __init__(self, found: int, supported: int) -> None:
+        self.found, self.supported = found, supported
+        super().__init__(
+            f"this store has version {found}, this Holdfast knows versions up to {supported}. "
+            f"Upgrade Holdfast; the store was not changed."
+        )
+
+
+class StepTimeoutError(HoldfastError):
+    """A step took longer than its timeout; it counts as a failed attempt."""
+
+    def __init__(self, step: str, seconds: float) -> None:
+        self.step, self.seconds = step, seconds
+        super().__init__(f"step {step!r} took longer than its timeout of {seconds:g} s")

@@ -1,0 +1,261 @@
+"""The records: what a store keeps of a run, and what a user is shown of it.
+
+A run is a log of `Entry`s, one small mutable `Head` beside it, and an inbox of `Mail`. An owner
+writes with `Commit`s; everybody else posts mail. `Run`, `Checkpoint` and `Event` are views for users.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class RunStatus(StrEnum):
+    """Where a run stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    WAITING = "waiting"
+    PAUSED = "paused"
+    INTERRUPTED = "interrupted"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Kind(StrEnum):
+    """What an entry of the log records."""
+
+    CREATED = "created"
+    CHECKPOINT = "checkpoint"
+    ATTEMPT_FAILED = "attempt_failed"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    INTERRUPTED = "interrupted"
+    REWOUND = "rewound"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+# The kinds that hold a state and a position, so that a run can go on from them.
+CHECKPOINT_KINDS = frozenset({Kind.CREATED, Kind.CHECKPOINT, Kind.REWOUND})
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One line of a run's log. `cursor` and `body` are JSON; a store never looks into them."""
+
+    seq: int
+    kind: str
+    fence: int
+    at: float
+    cursor: bytes
+    body: bytes
+    check: str
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's mutable row. `seq`, `cursor` and `updated_at` are those of its last entry."""
+
+    id: str
+    flow: str
+    status: str
+    owner: str | None = None
+    owned: bool = False
+    """Whether `owner` is alive right now, as the store sees it. Never stored."""
+    fence: int = 0
+    attempt: int = 1
+    """How often the run has been taken up since it last made progress."""
+    base: int = 1
+    """The seq at which the segment of the last checkpoint begins with a full snapshot."""
+    floor: int = 1
+    """The oldest seq that retention leaves visible."""
+    wake_at: float | None = None
+    expires_at: float | None = None
+    parent: str | None = None
+    metadata: bytes = b"{}"
+    info: bytes = b"{}"
+    """What the runtime needs to know of the run without its log: input digest, step names, total."""
+    error: bytes | None = None
+    waiting_for: str | None = None
+    created_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+    seq: int = 0
+    cursor: bytes = b"null"
+    updated_at: float = 0.0
+
+
+class HeadChange(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a head that a commit replaces; what is UNSET stays."""
+
+    status: str | UnsetType = UNSET
+    owner: str | None | UnsetType = UNSET
+    attempt: int | UnsetType = UNSET
+    base: int | UnsetType = UNSET
+    floor: int | UnsetType = UNSET
+    wake_at: float | None | UnsetType = UNSET
+    expires_at: float | None | UnsetType = UNSET
+    info: bytes | UnsetType = UNSET
+    error: bytes | None | UnsetType = UNSET
+    waiting_for: str | None | UnsetType = UNSET
+    started_at: float | None | UnsetType = UNSET
+    ended_at: float | None | UnsetType = UNSET
+
+    def fields(self) -> dict[str, Any]:
+        """The changed fields by name."""
+        return {f: v for f in self.__struct_fields__ if (v := getattr(self, f)) is not UNSET}
+
+
+class Mail(msgspec.Struct, frozen=True):
+    """Something that others want of a run. `id` is given by the store and rises."""
+
+    kind: str
+    body: bytes = b"null"
+    key: str | None = None
+    at: float = 0.0
+    id: int = 0
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """What an owner writes for one run: wholly or not at all, and only under its fence."""
+
+    run: str
+    owner: str
+    fence: int
+    entries: tuple[Entry, ...] = ()
+    create: Head | None = None
+    """The head of a new run; refused when the id is taken."""
+    change: HeadChange | None = None
+    take: tuple[int, ...] = ()
+    """Ids of mail that this commit moves into the log."""
+    rebase: Entry | None = None
+    """Replaces the entry of the same seq by a full snapshot; everything before it is dropped."""
+
+
+class Refusal(StrEnum):
+    """Why a commit was not written."""
+
+    STALE = "stale"
+    """The run is gone, or its fence or owner is another."""
+    EXISTS = "exists"
+    """The id of a new run is taken."""
+    GAP = "gap"
+    """The first entry does not follow the last one in the log."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What became of one commit, and the mail that waits for its run."""
+
+    refused: Refusal | None = None
+    mail: tuple[Mail, ...] = ()
+
+
+class Posted(StrEnum):
+    """What became of a piece of mail."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    NO_RUN = "no_run"
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A run that the caller owns from now on, with all that is needed to go on with it."""
+
+    head: Head
+    entries: tuple[Entry, ...]
+    """The log from `head.base` on."""
+    mail: tuple[Mail, ...]
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """A runtime that can own runs: 15 lower-case hex digits that no other runtime ever had."""
+
+    id: str
+    name: str
+    """For people: host and process id."""
+    alive: bool = True
+    beat_at: float = 0.0
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs to list or to claim. Every given field must match; newest first."""
+
+    ids: tuple[str, ...] | None = None
+    states: tuple[tuple[str, bool | None], ...] | None = None
+    """Pairs of a stored status and whether a live owner has the run (None: either)."""
+    flows: tuple[str, ...] | None = None
+    metadata: tuple[tuple[str, str | int | float | bool | None], ...] = ()
+    """Top-level keys of the metadata and the exact scalar each must have."""
+    parent: str | None = None
+    created_from: float | None = None
+    created_before: float | None = None
+    due_by: float | None = None
+    """`wake_at` is at or before this."""
+    expired_by: float | None = None
+    """`expires_at` is at or before this."""
+    has_mail: bool | None = None
+    after: tuple[float, str] | None = None
+    """(created_at, id) of the last run of the page before."""
+    limit: int = 100
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a run."""
+
+    id: str
+    flow: str
+    status: RunStatus
+    step: int
+    """How many steps are finished."""
+    total_steps: int | None
+    step_names: tuple[str, ...]
+    next: str | None
+    """The step that comes next; None when there is none."""
+    progress: float
+    """0 to 100."""
+    error: str | None
+    metadata: dict[str, Any]
+    parent: str | None
+    attempt: int
+    """How often the run has been taken up since it last made progress; 1 is undisturbed."""
+    waiting_for: str | None
+    owner: str | None
+    created_at: datetime
+    started_at: datetime | None
+    updated_at: datetime
+    ended_at: datetime | None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's state and position after a step. Its id is RUN@SEQ."""
+
+    id: str
+    run: str
+    seq: int
+    step: int
+    next: str | None
+    state: Any
+    metadata: dict[str, Any]
+    created_at: datetime
+    parent: str | None
+    """The checkpoint that this one continues, forks or rewinds to."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened in a run. Several events of one log entry share its `seq`."""
+
+    type: str
+    run: str
+    seq: int | None
+    """The log entry; None while the event is live only and not yet durable."""
+    index: int = 0
+    """The place among the events of the same entry."""
+    step: str | None = None
+    time: datetime
+    error: str | None = None
+    data: dict[str, Any] = {}
