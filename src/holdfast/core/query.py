@@ -1,0 +1,62 @@
+"""Which heads a query means, for the stores that filter in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.model import Head, Query
+
+
+def matches(head: Head, query: Query, has_mail: bool = False) -> bool:
+    """Whether every given field of the query fits this head; `head.owned` must be filled in."""
+    if query.ids is not None and head.id not in query.ids:
+        return False
+    if query.flows is not None and head.flow not in query.flows:
+        return False
+    if query.parent is not None and head.parent != query.parent:
+        return False
+    if query.has_mail is not None and has_mail != query.has_mail:
+        return False
+    return (
+        (query.states is None or _fits_states(head, query.states))
+        and _fits_times(head, query)
+        and (not query.metadata or _fits_metadata(head, query))
+    )
+
+
+def _fits_states(head: Head, states: tuple[tuple[str, bool | None], ...]) -> bool:
+    return any(head.status == status and owned in (None, head.owned) for status, owned in states)
+
+
+def _fits_times(head: Head, query: Query) -> bool:
+    if query.created_from is not None and head.created_at < query.created_from:
+        return False
+    if query.created_before is not None and head.created_at >= query.created_before:
+        return False
+    if query.due_by is not None and (head.wake_at is None or head.wake_at > query.due_by):
+        return False
+    if query.expired_by is not None and (head.expires_at is None or head.expires_at > query.expired_by):
+        return False
+    return query.after is None or place(head) < query.after
+
+
+def _fits_metadata(head: Head, query: Query) -> bool:
+    stored = msgspec.json.decode(head.metadata)
+    # 1 == True == 1.0 in Python, so the type is compared too; a missing key is not a null.
+    return all(
+        key in stored and type(stored[key]) is type(value) and stored[key] == value for key, value in query.metadata
+    )
+
+
+def place(head: Head) -> tuple[float, str]:
+    """Where a run stands in a list, which is sorted by this in descending order; `Query.after` is one."""
+    return head.created_at, head.id
+
+
+def select(heads: Iterable[tuple[Head, bool]], query: Query) -> list[Head]:
+    """The page that the query means of these (head, whether it has mail), newest first."""
+    found = [head for head, has_mail in heads if matches(head, query, has_mail)]
+    found.sort(key=place, reverse=True)
+    return found[: max(query.limit, 0)]
