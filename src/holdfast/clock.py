@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -29,7 +28,3 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-
-def as_datetime(seconds: float | None) -> datetime | None:
-    """An aware UTC datetime for seconds since the epoch; None for None."""
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

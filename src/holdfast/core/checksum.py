@@ -1,0 +1,28 @@
+"""A checksum over every entry, so that damage is found before anything is built on it."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from holdfast.errors import StoreDamagedError
+from holdfast.model import Entry
+
+
+def checksum(run: str, seq: int, kind: str, fence: int, at: float, cursor: bytes, body: bytes) -> str:
+    """16 hex digits over all of an entry and where it belongs, so that a moved one does not pass either."""
+    digest = blake2b(f"{run}@{seq} {kind} {fence} {at!r} {len(cursor)} ".encode(), digest_size=8)
+    digest.update(cursor)
+    digest.update(body)
+    return digest.hexdigest()
+
+
+def seal(run: str, seq: int, kind: str, fence: int, at: float, cursor: bytes, body: bytes) -> Entry:
+    """The entry with its checksum."""
+    return Entry(seq, kind, fence, at, cursor, body, checksum(run, seq, kind, fence, at, cursor, body))
+
+
+def verify(run: str, entry: Entry) -> None:
+    """Raises StoreDamagedError unless the entry is what was once written at this place."""
+    found = checksum(run, entry.seq, entry.kind, entry.fence, entry.at, entry.cursor, entry.body)
+    if found != entry.check:
+        raise StoreDamagedError(run, entry.seq, "its checksum does not match")

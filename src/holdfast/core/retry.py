@@ -1,0 +1,43 @@
+"""How often a step is tried, and how long to wait in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.errors import StateError, UsageError
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """`attempts` tries in all. The wait grows by `factor` from `first_delay` to `max_delay` seconds.
+
+    `jitter` spreads each wait by that share to both sides, so that many runs do not come back at
+    once. Errors of the classes in `never` are not retried.
+    """
+
+    attempts: int = 1
+    first_delay: float = 1.0
+    factor: float = 2.0
+    max_delay: float = 60.0
+    jitter: float = 0.25
+    never: tuple[type[BaseException], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise UsageError(f"RetryPolicy(attempts={self.attempts}): at least one attempt is needed")
+        if self.first_delay < 0 or self.max_delay < 0 or self.factor < 1 or not 0 <= self.jitter <= 1:
+            raise UsageError("RetryPolicy: delays are not negative, factor is at least 1, jitter between 0 and 1")
+
+    def retries(self, error: BaseException, attempt: int) -> bool:
+        """Whether another attempt follows when the `attempt`-th (from 1) ended in `error`."""
+        if attempt >= self.attempts or isinstance(error, self.never):
+            return False
+        # A state that cannot be stored will not be storable next time, and SystemExit is no hiccup.
+        return isinstance(error, Exception) and not isinstance(error, StateError)
+
+    def delay(self, attempt: int, random: Callable[[], float]) -> float:
+        """Seconds to wait after the `attempt`-th (from 1) failure; `random` gives 0 to 1."""
+        # The exponent is bounded so that a huge count cannot overflow.
+        grown = min(self.first_delay * self.factor ** min(attempt - 1, 64), self.max_delay)
+        return grown * (1 + self.jitter * (2 * random() - 1))

@@ -1,0 +1,35 @@
+"""An input made to fit the declared type of a state."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import UsageError
+
+
+def fit_input(declared: Any, value: Any) -> Any:
+    """The value as the declared type: as it is when it fits, built from a dict of fields otherwise.
+
+    Raises UsageError that says which field does not fit.
+    """
+    if declared is None or (isinstance(declared, type) and isinstance(value, declared)):
+        return value
+    try:
+        validate = getattr(declared, "model_validate", None)  # pydantic, without importing it
+        if validate is not None:
+            return validate({} if value is None else value)
+        if value is None and _has_fields(declared):
+            return declared()
+        return msgspec.convert(value, declared)
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        name = getattr(declared, "__name__", declared)
+        raise UsageError(f"the input does not fit the declared state {name}: {error}") from error
+
+
+def _has_fields(declared: Any) -> bool:
+    return dataclasses.is_dataclass(declared) or hasattr(declared, "__struct_fields__") or hasattr(
+        declared, "__attrs_attrs__"
+    )

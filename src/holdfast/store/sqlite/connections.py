@@ -1,0 +1,188 @@
+"""The connections of one process to one SQLite file, and who may use which.
+
+One connection writes, under a lock, on whatever thread has the work: the event loop's own when
+nothing stands in the way, else the writer's. Readers have connections of their own, so they
+never hold the writer up. A fourth one moves the WAL into the file, in the background. A forked
+child never touches what it inherited: SQLite forbids it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+
+from holdfast.errors import StoreDamagedError, StoreError, StoreUnavailableError
+from holdfast.store.sqlite import schema
+from holdfast.store.sqlite.wal import WalKeeper
+
+T = TypeVar("T")
+
+BUSY_MS = 20_000
+_inherited: list[object] = []  # kept so that a forked child never closes its parent's connections
+
+_DAMAGED = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turns SQLite's errors into ours, with the original as the cause."""
+    try:
+        yield
+    except _DAMAGED as error:
+        raise StoreDamagedError(None, None, f"{path}: {error}") from error
+    except apsw.Error as error:
+        raise StoreUnavailableError(
+            f"{path}: {type(error).__name__.removesuffix('Error')}: {error}. Nothing unacknowledged was counted as "
+            f"done; free space or mend the disk and its permissions, then run it again."
+        ) from error
+
+
+def check_path(path: Path) -> None:
+    """Refuse what is not a plain file before SQLite touches it."""
+    if not path.parent.is_dir():
+        raise StoreUnavailableError(f"the folder {path.parent} does not exist. Create it, or name another file.")
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreUnavailableError(f"{path}: {error.strerror}") from error
+    if not stat.S_ISREG(mode):
+        raise StoreUnavailableError(f"{path} is not a plain file (a folder, link or device). Name another one.")
+    if os.path.getsize(path) == 0 and Path(f"{path}-owners").exists() and Path(f"{path}-wal").exists() is False:
+        raise StoreDamagedError(None, None, f"{path} is empty but was a store once; put a copy back or remove it")
+
+
+class Connections:
+    """Opened lazily and for good; one object per process and store."""
+
+    def __init__(self, path: Path, *, synchronous: str, vfs: str | None) -> None:
+        self.path, self._synchronous, self._vfs = path, synchronous, vfs
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.writers = ThreadPoolExecutor(1, "holdfast-write")
+        self.readers = ThreadPoolExecutor(2, "holdfast-read")
+        self._local = threading.local()
+        self._all: list[apsw.Connection] = []
+        self._wal: WalKeeper | None = None
+        check_path(path)
+        if not path.exists():
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        with translated(path):
+            self.write_connection = self._connect()
+            self._prepare(self.write_connection)
+            self._watch = self._connect()
+        self._watch_lock = threading.Lock()
+
+    def _prepare(self, connection: apsw.Connection) -> None:
+        # The version is read before anything is changed: a newer store is refused as it was.
+        schema.version(connection)
+        connection.set_busy_timeout(BUSY_MS)
+        if connection.pragma("journal_mode", "wal") != "wal":
+            raise StoreUnavailableError(f"{self.path}: this file system does not support SQLite's WAL mode")
+        schema.migrate(connection)
+        connection.set_busy_timeout(0)
+        connection.wal_autocheckpoint(0)
+        self._wal = WalKeeper(self.lock, connection, self._connect)
+        connection.set_wal_hook(self._wal.written)
+
+    def _connect(self) -> apsw.Connection:
+        flags = apsw.SQLITE_OPEN_READWRITE
+        connection = apsw.Connection(str(self.path), flags=flags, vfs=self._vfs)
+        connection.set_busy_timeout(BUSY_MS)
+        for option, value in (
+            (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),
+            (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
+            (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0),
+            (apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0),
+        ):
+            connection.config(option, value)
+        connection.pragma("synchronous", self._synchronous)
+        self._all.append(connection)
+        return connection
+
+    def reader(self) -> apsw.Connection:
+        """The calling thread's own connection for reading."""
+        connection: apsw.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = self._connect()
+            connection.pragma("query_only", 1)
+        return connection
+
+    def data_version(self) -> int:
+        """A number that is another one after every commit by anybody."""
+        with self._watch_lock, translated(self.path):
+            return int(self._watch.pragma("data_version"))
+
+    def write(self, work: Callable[[apsw.Connection], T]) -> T:
+        """`work` in one transaction, waiting for other writers. On any error nothing of it remains."""
+        with self.lock:
+            self.write_connection.set_busy_timeout(BUSY_MS)
+            try:
+                return self._transact(work)
+            finally:
+                self.write_connection.set_busy_timeout(0)
+
+    def write_now(self, work: Callable[[apsw.Connection], T]) -> T | None:
+        """The same without waiting for anybody: None when another writer is at it."""
+        if not self.lock.acquire(blocking=False):
+            return None
+        try:
+            return self._transact(work)
+        except StoreUnavailableError as error:
+            if isinstance(error.__cause__, apsw.BusyError):
+                return None
+            raise
+        finally:
+            self.lock.release()
+
+    def _transact(self, work: Callable[[apsw.Connection], T]) -> T:
+        connection = self.write_connection
+        try:
+            with translated(self.path):
+                return work(connection)
+        except BaseException as error:
+            broken = isinstance(error, StoreError) and not isinstance(error.__cause__, apsw.BusyError)
+            if connection.in_transaction and not broken:
+                connection.execute("rollback")
+            if broken:
+                self._reopen()
+            raise
+
+    def _reopen(self) -> None:
+        # After a failed write or flush the old handle knows less than the disk: never try it again.
+        connection = self.write_connection
+        connection.set_wal_hook(None)
+        try:
+            fresh = self._connect()
+            self._all.remove(connection)
+            connection.close()
+            fresh.wal_autocheckpoint(0)
+            fresh.set_busy_timeout(0)
+            if self._wal is not None:
+                self._wal.watch(fresh)
+                fresh.set_wal_hook(self._wal.written)
+            self.write_connection = fresh
+        except apsw.Error:
+            pass  # still broken: the next write meets the same error and tries again
+
+    def close(self) -> None:
+        """Close everything; the last process to do so leaves a single file behind."""
+        if self.pid != os.getpid():
+            _inherited.append(self)
+            return
+        self.writers.shutdown()
+        self.readers.shutdown()
+        if self._wal is not None:
+            self._wal.stop()
+        for connection in self._all:
+            connection.close()
+        self._all.clear()

@@ -1,0 +1,111 @@
+"""The tables, and how an older file gets them.
+
+    runs     one small mutable row per run; `n` is never used again, so a late writer cannot
+             hit another run
+    entries  the log; id = n << 32 | seq, so a run's entries lie together in one b-tree and
+             need no second index (a rowid table stores 2 KB entries in half the bytes of
+             WITHOUT ROWID); `body` comes last so that lists need not read through it
+    inbox    mail; keyed mail stays as taken so that its key is never accepted again
+    owners   who said when to be alive for how long
+
+`user_version` is the schema's version. Each migration is one transaction together with its new
+version number: dying inside one leaves the old version, and the next open does it again.
+"""
+
+from __future__ import annotations
+
+import apsw
+
+from holdfast.errors import StoreDamagedError, StoreVersionError
+from holdfast.faults import fault
+
+APPLICATION_ID = 0x486F6C64  # "Hold"
+SEQ_BITS = 32
+
+MIGRATIONS: list[str] = [
+    """
+    create table runs (
+        n integer primary key autoincrement,
+        id text not null unique,
+        flow text not null,
+        status text not null,
+        owner text,
+        fence integer not null,
+        attempt integer not null,
+        base integer not null,
+        floor integer not null,
+        wake_at real,
+        expires_at real,
+        parent text,
+        metadata text not null,
+        info text not null,
+        error text,
+        waiting_for text,
+        created_at real not null,
+        started_at real,
+        ended_at real
+    );
+    create index runs_by_age on runs (created_at, id);
+    create index runs_unfinished on runs (status, created_at)
+        where status in ('pending', 'running', 'waiting', 'paused', 'interrupted');
+    create index runs_expiring on runs (expires_at) where expires_at is not null;
+    create index runs_by_parent on runs (parent) where parent is not null;
+    create table entries (
+        id integer primary key,
+        kind text not null,
+        fence integer not null,
+        at real not null,
+        cursor text not null,
+        "check" text not null,
+        body text not null
+    );
+    create table inbox (
+        id integer primary key autoincrement,
+        n integer not null,
+        kind text not null,
+        body text not null,
+        key text,
+        at real not null,
+        taken integer not null default 0
+    );
+    create unique index inbox_by_key on inbox (n, key) where key is not null;
+    create index inbox_waiting on inbox (n) where taken = 0;
+    create table owners (
+        id text primary key,
+        name text not null,
+        beat_at real not null,
+        lease_until real not null
+    ) without rowid;
+    """,
+]
+
+
+def version(connection: apsw.Connection) -> int:
+    """The schema version of the open file. Raises for a newer one and for another program's file."""
+    found = int(connection.pragma("user_version"))
+    if found > len(MIGRATIONS):
+        raise StoreVersionError(found, len(MIGRATIONS))
+    foreign = connection.pragma("application_id") != APPLICATION_ID
+    if foreign and (found or connection.execute("select 1 from sqlite_schema limit 1").get):
+        raise StoreDamagedError(None, None, "the file is a database of another program; name another file")
+    hostile = connection.execute("select name from sqlite_schema where type in ('trigger', 'view')").get
+    if hostile:
+        raise StoreDamagedError(None, None, f"its schema has been changed ({hostile!r} is not ours)")
+    return found
+
+
+def migrate(connection: apsw.Connection) -> None:
+    """Bring the file to the newest version. Several processes may do this at once."""
+    while version(connection) < len(MIGRATIONS):
+        connection.execute("begin immediate")
+        try:
+            # Another process may have been quicker while this one waited for the lock.
+            at = version(connection)
+            if at < len(MIGRATIONS):
+                connection.execute(MIGRATIONS[at])
+                fault("migration.inside")
+                connection.execute(f"pragma application_id = {APPLICATION_ID}; pragma user_version = {at + 1}")
+            connection.execute("commit")
+        except BaseException:
+            connection.execute("rollback")
+            raise

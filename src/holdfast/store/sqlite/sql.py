@@ -1,0 +1,162 @@
+"""Every statement of the SQLite store, and how rows become records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.model import Entry, Head, Mail, Query
+
+_STORED = (
+    "id flow status owner fence attempt base floor wake_at expires_at parent metadata info error waiting_for "
+    "created_at started_at ended_at"
+).split()
+_JSON = {"metadata", "info", "error"}
+
+CREATE_RUN = f"insert or ignore into runs ({', '.join(_STORED)}) values ({', '.join('?' * len(_STORED))})"
+
+# The hot path. Writes nothing when the fence or the owner is stale, when the entry before it is
+# missing or when its place is taken; the caller reads the row count. One statement, so nobody can claim the run between the
+# check and the write.
+APPEND_NEXT = """
+    insert or ignore into entries (id, kind, fence, at, cursor, "check", body)
+    select (n << 32) | ?5, ?6, ?3, ?7, ?8, ?9, ?10 from runs
+    where id = ?1 and owner = ?2 and fence = ?3
+      and (?4 or exists (select 1 from entries where entries.id = ((n << 32) | ?5) - 1))
+"""
+APPEND_MORE = """
+    insert into entries (id, kind, fence, at, cursor, "check", body)
+    values ((? << 32) | ?, ?, ?, ?, ?, ?, ?)
+"""
+FIND_OWNED = "select n from runs where id = ? and owner = ? and fence = ?"
+FIND_RUN = "select n from runs where id = ?"
+LAST_SEQ = "select max(id) & 4294967295 from entries where id between ?1 << 32 and (?1 << 32) | 4294967295"
+REPLACE_ENTRY = """
+    update entries set kind = ?3, fence = ?4, at = ?5, cursor = ?6, "check" = ?7, body = ?8 where id = (?1 << 32) | ?2
+"""
+DROP_BEFORE = "delete from entries where id >= ?1 << 32 and id < (?1 << 32) | ?2"
+DROP_ENTRIES = "delete from entries where id between ?1 << 32 and (?1 << 32) | 4294967295"
+
+# Keyed mail stays, marked as taken, so that its key is refused ever after.
+TAKE_KEYED = "update inbox set taken = 1, body = '' where id = ? and n = ? and key is not null"
+TAKE_PLAIN = "delete from inbox where id = ? and n = ? and key is null"
+ANY_MAIL = "select 1 from inbox where taken = 0 limit 1"
+READ_MAIL = "select kind, body, key, at, id from inbox where n = ? and taken = 0 order by id"
+POST_MAIL = "insert or ignore into inbox (n, kind, body, key, at) values (?, ?, ?, ?, ?)"
+
+READ_ENTRIES = """
+    select id & 4294967295, kind, fence, at, cursor, body, "check" from entries
+    where id > (?1 << 32) | ?2 and id <= (?1 << 32) | ?3 order by id limit ?4
+"""
+CLAIM = """
+    update runs set owner = ?2, fence = fence + 1, attempt = attempt + 1 where n = ?1
+"""
+BEAT = """
+    insert into owners (id, name, beat_at, lease_until) values (?1, ?2, ?3, ?4)
+    on conflict (id) do update set name = ?2, beat_at = ?3, lease_until = ?4
+"""
+
+_COLUMNS = ", ".join(f"r.{c}" for c in _STORED)
+HEADS = f"""
+    select r.n, {_COLUMNS}, e.id & 4294967295, e.cursor, e.at
+    from runs r join entries e
+      on e.id = (select max(id) from entries where id between r.n << 32 and (r.n << 32) | 4294967295)
+"""
+
+
+def head_values(head: Head) -> list[Any]:
+    """What CREATE_RUN binds for a head."""
+    return [column(name, getattr(head, name)) for name in _STORED]
+
+
+def column(name: str, value: Any) -> Any:
+    """A field of a head as it is bound: JSON as text that a person can read."""
+    return value.decode() if name in _JSON and value is not None else value
+
+
+def update_run(changes: dict[str, Any]) -> str:
+    """The statement that sets these fields of a run; the names come from HeadChange, never from data."""
+    return f"update runs set {', '.join(f'{name} = ?' for name in changes)} where n = ?"
+
+
+def head_from(row: tuple[Any, ...], live: set[str]) -> Head:
+    """The head in a row of HEADS; `live` are the owners known to be alive."""
+    fields = dict(zip(_STORED, row[1:-3], strict=True))
+    for name in _JSON:
+        if fields[name] is not None:
+            fields[name] = fields[name].encode()
+    seq, cursor, at = row[-3:]
+    return Head(**fields, owned=fields["owner"] in live, seq=seq, cursor=cursor.encode(), updated_at=at)
+
+
+def entry_from(row: tuple[Any, ...]) -> Entry:
+    """The entry in a row of READ_ENTRIES."""
+    seq, kind, fence, at, cursor, body, check = row
+    return Entry(seq, kind, fence, at, cursor.encode(), body.encode(), check)
+
+
+def mail_from(row: tuple[Any, ...]) -> Mail:
+    """The mail in a row of READ_MAIL."""
+    kind, body, key, at, mail_id = row
+    return Mail(kind, body.encode(), key, at, mail_id)
+
+
+def select_heads(query: Query, live: set[str], *, claimable_by: str | None = None) -> tuple[str, list[Any]]:
+    """The statement and its bindings for the heads that match, newest first."""
+    where: list[str] = []
+    values: list[Any] = []
+
+    def add(condition: str, *bound: Any) -> None:
+        where.append(condition)
+        values.extend(bound)
+
+    owned = "coalesce(r.owner in (select value from json_each(?)), 0)"
+    owners = msgspec.json.encode(sorted(live)).decode()
+    if query.ids is not None:
+        add("r.id in (select value from json_each(?))", msgspec.json.encode(query.ids).decode())
+    if query.states is not None:
+        terms = []
+        for status, wants_owner in query.states:
+            if wants_owner is None:
+                terms.append("r.status = ?")
+                values.append(status)
+            else:
+                terms.append(f"(r.status = ? and {owned} = ?)")
+                values.extend((status, owners, int(wants_owner)))
+        where.append(f"({' or '.join(terms) or '0'})")
+    if query.flows is not None:
+        add("r.flow in (select value from json_each(?))", msgspec.json.encode(query.flows).decode())
+    for key, value in query.metadata:
+        # A key is compared as text, never read as a path: `$.a` and `x') or 1=1` are just keys.
+        add(
+            "exists (select 1 from json_each(r.metadata) m where m.key = ? and m.type = ? and m.value is ?)",
+            key,
+            _json_type(value),
+            value,
+        )
+    for condition, bound in (
+        ("r.parent = ?", query.parent),
+        ("r.created_at >= ?", query.created_from),
+        ("r.created_at < ?", query.created_before),
+        ("r.wake_at <= ?", query.due_by),
+        ("r.expires_at <= ?", query.expired_by),
+    ):
+        if bound is not None:
+            add(condition, bound)
+    if query.has_mail is not None:
+        add("exists (select 1 from inbox i where i.n = r.n and i.taken = 0) = ?", int(query.has_mail))
+    if query.after is not None:
+        add("(r.created_at, r.id) < (?, ?)", *query.after)
+    if claimable_by is not None:
+        add(f"(r.owner is null or r.owner = ? or not {owned})", claimable_by, owners)
+    text = HEADS + (f" where {' and '.join(where)}" if where else "")
+    return f"{text} order by r.created_at desc, r.id desc limit ?", [*values, query.limit]
+
+
+def _json_type(value: str | int | float | bool | None) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return {int: "integer", float: "real", str: "text"}[type(value)]

@@ -1,0 +1,343 @@
+"""The Store contract on one SQLite file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import apsw
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import UsageError
+from holdfast.faults import fault
+from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Refusal, Reply
+from holdfast.store.base import Store
+from holdfast.store.owners import LocalOwners
+from holdfast.store.sqlite import sql
+from holdfast.store.sqlite.connections import Connections, translated
+
+T = TypeVar("T")
+
+Durability = Literal["power", "process"]
+_SYNCHRONOUS = {"power": "full", "process": "normal"}
+_POLL = (0.002, 0.05)  # how often to look for changes by others: at first, and after a while
+_EVERYTHING = 0xFFFFFFFF
+_ACCEPTED = Reply()
+
+
+class SqliteStore(Store):
+    """Runs in one SQLite file that several processes, threads and runtimes may use at once.
+
+    `durability="power"` (synchronous=FULL): what is committed survives power loss.
+    `durability="process"` (synchronous=NORMAL): it survives the process, but a power cut or a crash of
+    the system may take back the last commits; the file stays sound.
+    """
+
+    capabilities = frozenset({"durable", "shared", "inline"})
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Clock | None = None,
+        durability: Durability = "power",
+        vfs: str | None = None,
+    ) -> None:
+        if durability not in _SYNCHRONOUS:
+            raise UsageError(f"durability is 'power' or 'process', not {durability!r}")
+        self.path = Path(os.path.abspath(path))
+        self._clock = clock or SystemClock()
+        self._durability, self._vfs = durability, vfs
+        self._owners = LocalOwners(Path(f"{self.path}-owners"))
+        self._opened: Connections | None = None
+        self._beating: set[str] = set()
+
+    # Opening and closing
+
+    async def open(self) -> None:
+        # In a thread: another process may hold the file while it brings the schema up to date.
+        await asyncio.get_running_loop().run_in_executor(None, self._db)
+
+    def _db(self) -> Connections:
+        opened = self._opened
+        if opened is None or opened.pid != os.getpid():
+            if opened is not None:
+                opened.close()
+            opened = self._opened = Connections(
+                self.path, synchronous=_SYNCHRONOUS[self._durability], vfs=self._vfs
+            )
+        return opened
+
+    async def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            for owner in self._beating:
+                self._owners.drop(owner)
+            self._beating.clear()
+            await asyncio.get_running_loop().run_in_executor(None, opened.close)
+
+    # Writing
+
+    async def _write(self, work: Callable[[apsw.Connection], T]) -> T:
+        db = self._db()
+        return await asyncio.get_running_loop().run_in_executor(db.writers, db.write, work)
+
+    async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
+        return await self._write(lambda connection: _write_batch(connection, batch))
+
+    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+        return self._db().write_now(lambda connection: _write_batch(connection, batch))
+
+    async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
+        def work(connection: apsw.Connection) -> list[Claim]:
+            connection.execute("begin immediate")
+            text, values = sql.select_heads(query, self._live(connection), claimable_by=owner)
+            numbers = [row[0] for row in connection.execute(text, values)]
+            if not numbers:
+                connection.execute("rollback")
+                return []
+            connection.executemany(sql.CLAIM, [(n, owner) for n in numbers])
+            heads = {
+                row[0]: sql.head_from(row, {owner})
+                for row in connection.execute(
+                    f"{sql.HEADS} where r.n in (select value from json_each(?))", (str(numbers),)
+                )
+            }
+            claims = [
+                Claim(heads[n], tuple(_entries(connection, n, heads[n].base - 1)), _mail(connection, n))
+                for n in numbers
+            ]
+            _finish(connection)
+            return claims
+
+        return await self._write(work)
+
+    async def post_mail(self, run: str, mail: Mail) -> Posted:
+        def work(connection: apsw.Connection) -> Posted:
+            connection.execute("begin immediate")
+            n = connection.execute(sql.FIND_RUN, (run,)).get
+            if n is None:
+                connection.execute("rollback")
+                return Posted.NO_RUN
+            connection.execute(sql.POST_MAIL, (n, mail.kind, mail.body.decode(), mail.key, self._clock.now()))
+            if connection.changes() == 0:
+                connection.execute("rollback")
+                return Posted.DUPLICATE
+            _finish(connection)
+            return Posted.ACCEPTED
+
+        return await self._write(work)
+
+    async def delete_run(self, run: str) -> bool:
+        def work(connection: apsw.Connection) -> bool:
+            connection.execute("begin immediate")
+            row = connection.execute("select n, owner from runs where id = ?", (run,)).fetchone()
+            if row is None or row[1] in self._live(connection):
+                connection.execute("rollback")
+                return False
+            connection.execute(sql.DROP_ENTRIES, (row[0],))
+            connection.execute("delete from inbox where n = ?", (row[0],))
+            connection.execute("delete from runs where n = ?", (row[0],))
+            _finish(connection)
+            return True
+
+        return await self._write(work)
+
+    # Owners
+
+    def beat(self, owner: Owner, lease: float) -> None:
+        self._owners.hold(owner.id)
+        self._beating.add(owner.id)
+        now = self._clock.now()
+
+        def work(connection: apsw.Connection) -> None:
+            connection.execute("begin immediate")
+            connection.execute(sql.BEAT, (owner.id, owner.name, now, now + lease))
+            # Owners that died long ago and own nothing leave no trace.
+            connection.execute(
+                "delete from owners where lease_until < ? and id not in (select owner from runs where owner is not null)",
+                (now - 3600,),
+            )
+            _finish(connection)
+
+        self._db().write(work)
+
+    async def retire_owner(self, owner: str) -> None:
+        def work(connection: apsw.Connection) -> None:
+            connection.execute("begin immediate")
+            connection.execute("delete from owners where id = ?", (owner,))
+            _finish(connection)
+
+        await self._write(work)
+        self._owners.drop(owner)
+        self._beating.discard(owner)
+
+    def _live(self, connection: apsw.Connection) -> set[str]:
+        rows = connection.execute("select id from owners where lease_until > ?", (self._clock.now(),))
+        return {owner for (owner,) in rows if not self._owners.dead(owner)}
+
+    async def list_owners(self) -> list[Owner]:
+        def work(connection: apsw.Connection) -> list[Owner]:
+            live = self._live(connection)
+            rows = connection.execute("select id, name, beat_at from owners order by id")
+            return [Owner(owner, name, owner in live, beat_at) for owner, name, beat_at in rows]
+
+        return await self._read(work)
+
+    # Reading
+
+    async def _read(self, work: Callable[[apsw.Connection], T]) -> T:
+        db = self._db()
+
+        def in_one_snapshot() -> T:
+            connection = db.reader()
+            with translated(self.path), connection:
+                return work(connection)
+
+        return await asyncio.get_running_loop().run_in_executor(db.readers, in_one_snapshot)
+
+    async def read_heads(self, ids: Sequence[str]) -> list[Head | None]:
+        found = {head.id: head for head in await self.list_heads(Query(ids=tuple(ids), limit=len(ids)))}
+        return [found.get(run) for run in ids]
+
+    async def list_heads(self, query: Query) -> list[Head]:
+        def work(connection: apsw.Connection) -> list[Head]:
+            live = self._live(connection)
+            return [sql.head_from(row, live) for row in connection.execute(*sql.select_heads(query, live))]
+
+        return await self._read(work)
+
+    async def read_entries(
+        self, run: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
+    ) -> list[Entry]:
+        def work(connection: apsw.Connection) -> list[Entry]:
+            n = connection.execute(sql.FIND_RUN, (run,)).get
+            return [] if n is None else _entries(connection, n, after, upto, limit)
+
+        return await self._read(work)
+
+    async def wait_change(self, seen: int, timeout: float) -> int:
+        # `data_version` moves with every commit of any process; reading it takes a few microseconds.
+        deadline, pause = asyncio.get_running_loop().time() + timeout, _POLL[0]
+        while (now := self._db().data_version()) == seen:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                break
+            await asyncio.sleep(min(pause, left))
+            pause = min(pause * 1.5, _POLL[1])
+        return now
+
+    async def inspect(self) -> list[tuple[str | None, str]]:
+        def work(connection: apsw.Connection) -> list[tuple[str | None, str]]:
+            problems: list[tuple[str | None, str]] = [
+                (None, str(row[0])) for row in connection.execute("pragma integrity_check") if row[0] != "ok"
+            ]
+            bare = "select id from runs where not exists (select 1 from entries where entries.id between n << 32 and "
+            problems += [(run, "the run has no log") for (run,) in connection.execute(f"{bare}(n << 32) | ?)", (_EVERYTHING,))]
+            stray = connection.execute("select count(*) from entries where id >> 32 not in (select n from runs)").get
+            return problems + ([(None, f"{stray} entries belong to no run")] if stray else [])
+
+        return await self._read(work)
+
+
+def _finish(connection: apsw.Connection) -> None:
+    fault("commit.before")
+    connection.execute("commit")
+    fault("commit.after")
+
+
+def _write_batch(connection: apsw.Connection, batch: Sequence[Commit]) -> list[Reply]:
+    """Every commit of the batch in one transaction; a refused one has written nothing."""
+    first = batch[0]
+    if len(batch) == 1 and len(first.entries) == 1 and not (first.create or first.change or first.take or first.rebase):
+        # The usual step: one statement is its own transaction.
+        fault("commit.before")
+        refusals = [_append(connection, first)]
+        fault("commit.after")
+    else:
+        connection.execute("begin immediate")
+        refusals = [_write_one(connection, commit) for commit in batch]
+        _finish(connection)
+    if connection.execute(sql.ANY_MAIL).get is None:
+        return [_ACCEPTED if refusal is None else Reply(refusal) for refusal in refusals]
+    return [
+        Reply(refusal) if refusal else Reply(None, _mail_of(connection, commit.run))
+        for commit, refusal in zip(batch, refusals, strict=True)
+    ]
+
+
+def _write_one(connection: apsw.Connection, commit: Commit) -> Refusal | None:
+    """Checks first, so that a refusal leaves nothing to undo."""
+    if commit.create is not None:
+        connection.execute(sql.CREATE_RUN, sql.head_values(commit.create))
+        if connection.changes() == 0:
+            return Refusal.EXISTS
+    if commit.entries:
+        refusal = _append(connection, commit)
+        if refusal is not None:
+            return refusal
+    if not (commit.create or commit.change or commit.take or commit.rebase or len(commit.entries) != 1):
+        return None
+    n = connection.execute(sql.FIND_OWNED, (commit.run, commit.owner, commit.fence)).get
+    if n is None:
+        return Refusal.STALE
+    for entry in commit.entries[1:]:
+        connection.execute(sql.APPEND_MORE, (n, entry.seq, *_columns(entry)))
+    if commit.change is not None:
+        changes = commit.change.fields()
+        if changes:
+            values = [sql.column(name, value) for name, value in changes.items()]
+            connection.execute(sql.update_run(changes), [*values, n])
+    for mail in commit.take:
+        connection.execute(sql.TAKE_KEYED, (mail, n))
+        connection.execute(sql.TAKE_PLAIN, (mail, n))
+    if commit.rebase is not None:
+        connection.execute(sql.REPLACE_ENTRY, (n, commit.rebase.seq, *_columns(commit.rebase)))
+        connection.execute(sql.DROP_BEFORE, (n, commit.rebase.seq))
+    return None
+
+
+def _append(connection: apsw.Connection, commit: Commit) -> Refusal | None:
+    entry = commit.entries[0]
+    connection.execute(
+        sql.APPEND_NEXT,
+        (
+            commit.run,
+            commit.owner,
+            commit.fence,
+            commit.create is not None,
+            entry.seq,
+            entry.kind,
+            entry.at,
+            entry.cursor.decode(),
+            entry.check,
+            entry.body.decode(),
+        ),
+    )
+    if connection.changes():
+        return None
+    owned = connection.execute(sql.FIND_OWNED, (commit.run, commit.owner, commit.fence)).get
+    return Refusal.STALE if owned is None else Refusal.GAP
+
+
+def _columns(entry: Entry) -> tuple[Any, ...]:
+    return entry.kind, entry.fence, entry.at, entry.cursor.decode(), entry.check, entry.body.decode()
+
+
+def _entries(
+    connection: apsw.Connection, n: int, after: int, upto: int | None = None, limit: int | None = None
+) -> list[Entry]:
+    values = (n, min(after, _EVERYTHING), min(upto or _EVERYTHING, _EVERYTHING), -1 if limit is None else limit)
+    return [sql.entry_from(row) for row in connection.execute(sql.READ_ENTRIES, values)]
+
+
+def _mail(connection: apsw.Connection, n: int) -> tuple[Mail, ...]:
+    return tuple(sql.mail_from(row) for row in connection.execute(sql.READ_MAIL, (n,)))
+
+
+def _mail_of(connection: apsw.Connection, run: str) -> tuple[Mail, ...]:
+    n = connection.execute(sql.FIND_RUN, (run,)).get
+    return () if n is None else _mail(connection, n)
