@@ -1,0 +1,34 @@
+"""A clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class ManualClock:
+    """Time that passes only by `advance`. Sleepers wake when their time has come."""
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self._now = now
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+
+    def now(self) -> float:
+        """Seconds since the epoch, as set by the test."""
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when the test has moved the clock on by `seconds`."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self._now + seconds, sleeper))
+        await sleeper
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and wake the sleepers of this event loop whose time has come."""
+        self._now += seconds
+        for due, sleeper in sorted(self._sleepers, key=lambda pair: pair[0]):
+            if due <= self._now and not sleeper.done():
+                sleeper.set_result(None)
+        self._sleepers = [pair for pair in self._sleepers if not pair[1].done()]
