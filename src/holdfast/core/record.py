@@ -96,14 +96,12 @@ class RunRecord(Ledger):
 
 def refusal(record: Ledger | None, commit: Commit) -> Refusal | None:
     """Why this commit must not be written to that run (None: there is no such run), or None to accept it."""
-    if commit.create is not None:
-        if record is not None:
-            return Refusal.EXISTS
-        first, last = 1, 0
-    elif record is None or (record.head.owner, record.head.fence) != (commit.owner, commit.fence):
+    if commit.create is not None and record is not None:
+        return Refusal.EXISTS
+    head = commit.create or (record and record.head)
+    if not head or (head.owner, head.fence) != (commit.owner, commit.fence):
         return Refusal.STALE
-    else:
-        first, last = record.first, record.head.seq
+    first, last = (record.first, record.head.seq) if record else (1, 0)
     for entry in commit.entries:
         if entry.seq != last + 1:
             return Refusal.GAP

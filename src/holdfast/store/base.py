@@ -50,8 +50,8 @@ class Store(ABC):
         this returns; when it raises instead, none of the batch is counted as done. Several commits of
         one run in a batch are applied in order. A commit
         - with `create` is refused (EXISTS) when the id is taken;
-        - is refused (STALE) unless the run has this owner and fence;
-        - is refused (GAP) unless its first entry's seq follows the last one in the log.
+        - is refused (STALE) unless the run, or the head in `create`, has this owner and fence;
+        - is refused (GAP) unless its first entry's seq follows the last one in the log (a new log begins at 1).
         An empty commit writes nothing: it asks for the mail and whether the fence still holds.
         """
 

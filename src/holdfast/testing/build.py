@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.model import Commit, Entry, Head, Owner
+from holdfast.model import Commit, Entry, Head, HeadChange, Owner
 
 ALICE = "a11ce0000000001"
 BOB = "b0b000000000001"
@@ -36,10 +36,15 @@ def head(id: str = "run", **fields: Any) -> Head:
 
 
 def create(id: str = "run", **fields: Any) -> Commit:
-    """The commit that makes a new run with its first entry; `fields` are those of its head."""
-    new = head(id, **fields)
+    """The commit that makes a new run with its first entry; `fields` are those of its head.
+
+    With owner=None, ALICE makes the run and gives it up in the same commit.
+    """
+    given_up = fields.get("owner", ALICE) is None
+    new = head(id, **(fields | {"owner": ALICE} if given_up else fields))
     first = entry(1, kind="created", fence=new.fence, at=new.created_at)
-    return Commit(run=id, owner=new.owner or ALICE, fence=new.fence, create=new, entries=(first,))
+    change = HeadChange(owner=None) if given_up else None
+    return Commit(run=id, owner=new.owner or ALICE, fence=new.fence, create=new, entries=(first,), change=change)
 
 
 def commit(run: str, *seqs: int, **fields: Any) -> Commit:

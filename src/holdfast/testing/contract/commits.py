@@ -28,10 +28,16 @@ class CommitContract(ContractBase):
         assert await self.seqs(store) == [1, 2, 3]
         assert (await self.head(store)).seq == 3
 
-    async def test_a_new_run_may_have_no_owner(self, store: Store) -> None:
+    async def test_a_new_run_may_be_given_up_by_the_commit_that_makes_it(self, store: Store) -> None:
         await self.write(store, create("run", owner=None, fence=0, status="pending"))
         found = await self.head(store)
         assert (found.owner, found.owned, found.fence) == (None, False, 0)
+
+    @pytest.mark.parametrize("new", [{"owner": BOB}, {"owner": None}, {"fence": 2}])
+    async def test_a_new_run_of_another_owner_or_fence_is_refused(self, store: Store, new: dict[str, object]) -> None:
+        (reply,) = await store.commit([commit("run", 1, create=head("run", **new))])
+        assert reply.refused is Refusal.STALE
+        assert await store.read_heads(["run"]) == [None]
 
     async def test_an_id_that_is_taken_is_refused_and_nothing_changes(self, store: Store) -> None:
         await self.write(store, create("run"), commit("run", 2))

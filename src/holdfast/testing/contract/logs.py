@@ -91,10 +91,10 @@ class LogContract(ContractBase):
         assert await store.read_heads([full.id]) == [expected]
 
     async def test_a_head_with_nothing_optional_comes_back(self, store: Store) -> None:
-        bare = head("run", owner=None, fence=0, created_at=0.0)
-        await self.write(store, commit("run", 1, create=bare))
+        bare = head("run", fence=0, created_at=0.0)
+        await self.write(store, commit("run", 1, fence=0, create=bare, change=HeadChange(owner=None)))
         found = await self.head(store)
-        assert found == replace(bare, seq=1, cursor=entry(1).cursor, updated_at=entry(1).at)
+        assert found == replace(bare, owner=None, seq=1, cursor=entry(1).cursor, updated_at=entry(1).at)
 
     async def test_whether_an_owner_lives_is_never_stored(self, store: Store) -> None:
         await self.write(store, create("run", owned=True))

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.model import HeadChange, Mail, Posted, Query, Refusal
 from holdfast.store.base import Store
-from holdfast.testing.build import ALICE, BOB, commit, create, entry
+from holdfast.testing.build import ALICE, BOB, CAROL, commit, create, entry
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.contract.base import LEASE, ContractBase
 from holdfast.testing.contract.life import AT_MOST, CHANGES, Change
@@ -124,6 +124,7 @@ class SharingContract(ContractBase):
 
     @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
     async def test_a_change_by_one_wakes_the_other(self, store: Store, other: Store, change: Change) -> None:
+        self.beat(store, CAROL)
         await self.write(store, create("run"))
         seen = await other.wait_change(0, 0.0)
         waiting = asyncio.create_task(other.wait_change(seen, AT_MOST * 2))
