@@ -92,9 +92,7 @@ class WrongFlowError(UsageError):
 
     def __init__(self, run_id: str, stored: str, given: str) -> None:
         self.run_id, self.stored, self.given = run_id, stored, given
-        super().__init__(
-            f"run {run_id} belongs to flow {stored!r}, not to {given!r}. Nothing was run. Use another id."
-        )
+        super().__init__(f"run {run_id} belongs to flow {stored!r}, not to {given!r}. Nothing was run. Use another id.")
 
 
 class InputChangedError(UsageError):

@@ -94,17 +94,17 @@ class HeadChange(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a head that a commit replaces; what is UNSET stays."""
 
     status: str | UnsetType = UNSET
-    owner: str | None | UnsetType = UNSET
+    owner: str | UnsetType | None = UNSET
     attempt: int | UnsetType = UNSET
     base: int | UnsetType = UNSET
     floor: int | UnsetType = UNSET
-    wake_at: float | None | UnsetType = UNSET
-    expires_at: float | None | UnsetType = UNSET
+    wake_at: float | UnsetType | None = UNSET
+    expires_at: float | UnsetType | None = UNSET
     info: bytes | UnsetType = UNSET
-    error: bytes | None | UnsetType = UNSET
-    waiting_for: str | None | UnsetType = UNSET
-    started_at: float | None | UnsetType = UNSET
-    ended_at: float | None | UnsetType = UNSET
+    error: bytes | UnsetType | None = UNSET
+    waiting_for: str | UnsetType | None = UNSET
+    started_at: float | UnsetType | None = UNSET
+    ended_at: float | UnsetType | None = UNSET
 
     def fields(self) -> dict[str, Any]:
         """The changed fields by name."""
@@ -190,7 +190,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs of a stored status and whether a live owner has the run (None: either)."""
     flows: tuple[str, ...] | None = None
     metadata: tuple[tuple[str, str | int | float | bool | None], ...] = ()
-    """Top-level keys of the metadata and the exact scalar each must have."""
+    """Top-level keys of the metadata and the exact scalar each must have; integers have 64 bits."""
     parent: str | None = None
     created_from: float | None = None
     created_before: float | None = None

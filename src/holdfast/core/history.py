@@ -14,7 +14,7 @@ A branch is named by the seq of the rewind that began it, 0 for the first one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -36,7 +36,14 @@ class Point:
     __slots__ = ("base", "branch", "cursor", "entry", "extra", "seq", "tree", "written")
 
     def __init__(
-        self, entry: Entry, tree: Tree, cursor: dict[str, Any], base: int, branch: int, written: int, extra: dict[str, Any]
+        self,
+        entry: Entry,
+        tree: Tree,
+        cursor: dict[str, Any],
+        base: int,
+        branch: int,
+        written: int,
+        extra: dict[str, Any],
     ) -> None:
         self.entry, self.seq = entry, entry.seq
         self.tree, self.cursor, self.base, self.branch = tree, cursor, base, branch
@@ -57,26 +64,29 @@ def read_body(run: str, entry: Entry) -> dict[str, Any]:
     return body
 
 
-def verified(run: str, entries: Iterable[Entry]) -> Iterator[Entry]:
-    """The entries one by one. Raises StoreDamagedError at the first that is damaged or out of line."""
-    last: Entry | None = None
-    for entry in entries:
-        verify(run, entry)
+class Fold:
+    """Takes a log in entry by entry, from a snapshot on, and knows the checkpoint it has come to."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._last: Entry | None = None
+        self.point: Point | None = None
+
+    def add(self, entry: Entry) -> Point | None:
+        """The checkpoint that the entry holds, if it does. The tree is reused by the next one.
+
+        Raises StoreDamagedError when the entry is damaged or out of line.
+        """
+        last, self._last = self._last, entry
+        verify(self._run, entry)
         if last is not None and entry.seq != last.seq + 1:
-            raise StoreDamagedError(run, last.seq + 1, "the entry is missing")
+            raise StoreDamagedError(self._run, last.seq + 1, "the entry is missing")
         if last is not None and entry.fence < last.fence:
-            raise StoreDamagedError(run, entry.seq, "it was written by a superseded owner")
-        last = entry
-        yield entry
-
-
-def points(run: str, entries: Iterable[Entry]) -> Iterator[Point]:
-    """Every checkpoint in a stretch of log that begins with a snapshot. The tree is reused: copy to keep."""
-    point: Point | None = None
-    for entry in verified(run, entries):
-        if entry.kind in CHECKPOINT_KINDS:
-            point = _step_to(run, point, entry, read_body(run, entry))
-            yield point
+            raise StoreDamagedError(self._run, entry.seq, "it was written by a superseded owner")
+        if entry.kind not in CHECKPOINT_KINDS:
+            return None
+        self.point = _step_to(self._run, self.point, entry, read_body(self._run, entry))
+        return self.point
 
 
 def _step_to(run: str, before: Point | None, entry: Entry, body: dict[str, Any]) -> Point:
@@ -95,23 +105,23 @@ def _step_to(run: str, before: Point | None, entry: Entry, body: dict[str, Any])
 
 def last_point(run: str, entries: Iterable[Entry]) -> Point:
     """The last checkpoint in a stretch of log that begins with a snapshot."""
-    point = None
-    for point in points(run, entries):
-        pass
-    if point is None:
+    fold = Fold(run)
+    for entry in entries:
+        fold.add(entry)
+    if fold.point is None:
         raise StoreDamagedError(run, None, "no checkpoint is left in its log")
-    return point
+    return fold.point
 
 
-def failures_since(entries: Iterable[Entry]) -> int:
-    """How many attempts of the step under way have failed, by the log."""
-    count = 0
+def failures_since(run: str, entries: Iterable[Entry]) -> tuple[int, float]:
+    """How many attempts of the step under way have failed, by the log, and when the next one is due."""
+    count, last = 0, None
     for entry in entries:
         if entry.kind == Kind.ATTEMPT_FAILED:
-            count += 1
+            count, last = count + 1, entry
         elif entry.kind in CHECKPOINT_KINDS or entry.kind == Kind.FAILED:
-            count = 0
-    return count
+            count, last = 0, None
+    return count, 0.0 if last is None else float(read_body(run, last).get("retry_at") or 0.0)
 
 
 class Segment:
@@ -119,35 +129,29 @@ class Segment:
 
     A new segment begins when snapshot and deltas exceed twice the current state (+ 4 KB). The size of
     the state is reckoned only when that may have become true: reckoning costs as much as writing it.
+    Never changed in place, so that a commit that fails leaves it as it was.
     """
 
-    def __init__(self, base: int, written: int) -> None:
+    __slots__ = ("_entries", "_size", "base", "written")
+
+    def __init__(self, base: int, written: int, size: int = 0, entries: int = 0) -> None:
         self.base, self.written = base, written
-        self._size = 0  # not known: reckoned at the next checkpoint
-        self._entries = 0
+        self._size, self._entries = size, entries
 
-    def body(self, seq: int, old: Tree, new: Tree, branch: int, extra: dict[str, Any]) -> bytes:
-        """The body of the checkpoint `seq` that goes from `old` to `new`."""
-        ops = delta.diff(old, new)
-        body = dumps({**extra, "delta": ops, "base": self.base})
-        self._entries += 1
-        if self._outgrown(len(body), new):
-            body = dumps({**extra, "state": new, "branch": branch})
-            self.begin(seq, len(body))
-        else:
-            self.written += len(body)
-        return body
-
-    def begin(self, seq: int, written: int) -> None:
-        """A snapshot of that many bytes was written at `seq`."""
-        self.base, self.written, self._size, self._entries = seq, written, written, 0
-
-    def _outgrown(self, more: int, state: Tree) -> bool:
-        total = self.written + more
-        if total > 2 * self._size + _SLACK or self._entries % _RECKON_EVERY == 0:
-            self._size = len(dumps(state))
-            return total > 2 * self._size + _SLACK
-        return False
+    def next(
+        self, seq: int, old: Tree, new: Tree, branch: int, extra: dict[str, Any], *, whole: bool = False
+    ) -> tuple[bytes, Segment]:
+        """The body of the checkpoint `seq` that goes from `old` to `new`, and the segment with it."""
+        size, entries = self._size, self._entries + 1
+        if not whole:
+            body = dumps({**extra, "delta": delta.diff(old, new), "base": self.base})
+            total = self.written + len(body)
+            if total > 2 * size + _SLACK or entries % _RECKON_EVERY == 0:
+                size = len(dumps(new))
+            if total <= 2 * size + _SLACK:
+                return body, Segment(self.base, total, size, entries)
+        body = dumps({**extra, "state": new, "branch": branch})
+        return body, Segment(seq, len(body), len(body), 0)
 
 
 def rebased(run: str, point: Point) -> Entry:

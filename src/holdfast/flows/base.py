@@ -93,7 +93,7 @@ class Step(Generic[P, R]):
         if not callable(fn):
             raise UsageError(f"a step is a function, not {fn!r}")
         self.fn, self.retry, self.timeout, self.executor = fn, retry, timeout, executor
-        self.is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))
+        self.is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
         if self.is_async and executor is not None:
             raise UsageError(f"step {name or fn!r}: an executor runs def functions, not async ones")
         if timeout is not None and not timeout > 0:

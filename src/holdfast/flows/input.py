@@ -30,6 +30,8 @@ def fit_input(declared: Any, value: Any) -> Any:
 
 
 def _has_fields(declared: Any) -> bool:
-    return dataclasses.is_dataclass(declared) or hasattr(declared, "__struct_fields__") or hasattr(
-        declared, "__attrs_attrs__"
+    return (
+        dataclasses.is_dataclass(declared)
+        or hasattr(declared, "__struct_fields__")
+        or hasattr(declared, "__attrs_attrs__")
     )

@@ -8,17 +8,33 @@ import msgspec
 
 from holdfast.model import Entry, Head, Mail, Query
 
-_STORED = (
-    "id flow status owner fence attempt base floor wake_at expires_at parent metadata info error waiting_for "
-    "created_at started_at ended_at"
-).split()
+_STORED = [
+    "id",
+    "flow",
+    "status",
+    "owner",
+    "fence",
+    "attempt",
+    "base",
+    "floor",
+    "wake_at",
+    "expires_at",
+    "parent",
+    "metadata",
+    "info",
+    "error",
+    "waiting_for",
+    "created_at",
+    "started_at",
+    "ended_at",
+]
 _JSON = {"metadata", "info", "error"}
 
-CREATE_RUN = f"insert or ignore into runs ({', '.join(_STORED)}) values ({', '.join('?' * len(_STORED))})"
+CREATE_RUN = f"insert into runs ({', '.join(_STORED)}) values ({', '.join('?' * len(_STORED))})"
 
 # The hot path. Writes nothing when the fence or the owner is stale, when the entry before it is
-# missing or when its place is taken; the caller reads the row count. One statement, so nobody can claim the run between the
-# check and the write.
+# missing or when its place is taken; the caller reads the row count. One statement, so nobody can
+# claim the run between the check and the write.
 APPEND_NEXT = """
     insert or ignore into entries (id, kind, fence, at, cursor, "check", body)
     select (n << 32) | ?5, ?6, ?3, ?7, ?8, ?9, ?10 from runs
@@ -55,6 +71,9 @@ CLAIM = """
 BEAT = """
     insert into owners (id, name, beat_at, lease_until) values (?1, ?2, ?3, ?4)
     on conflict (id) do update set name = ?2, beat_at = ?3, lease_until = ?4
+"""
+FORGET_OWNERS = """
+    delete from owners where lease_until < ? and id not in (select owner from runs where owner is not null)
 """
 
 _COLUMNS = ", ".join(f"r.{c}" for c in _STORED)

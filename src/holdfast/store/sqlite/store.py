@@ -25,6 +25,7 @@ Durability = Literal["power", "process"]
 _SYNCHRONOUS = {"power": "full", "process": "normal"}
 _POLL = (0.002, 0.05)  # how often to look for changes by others: at first, and after a while
 _EVERYTHING = 0xFFFFFFFF
+_FORGET_AFTER = 3600.0
 _ACCEPTED = Reply()
 
 
@@ -66,9 +67,7 @@ class SqliteStore(Store):
         if opened is None or opened.pid != os.getpid():
             if opened is not None:
                 opened.close()
-            opened = self._opened = Connections(
-                self.path, synchronous=_SYNCHRONOUS[self._durability], vfs=self._vfs
-            )
+            opened = self._opened = Connections(self.path, synchronous=_SYNCHRONOUS[self._durability], vfs=self._vfs)
         return opened
 
     async def close(self) -> None:
@@ -157,10 +156,7 @@ class SqliteStore(Store):
             connection.execute("begin immediate")
             connection.execute(sql.BEAT, (owner.id, owner.name, now, now + lease))
             # Owners that died long ago and own nothing leave no trace.
-            connection.execute(
-                "delete from owners where lease_until < ? and id not in (select owner from runs where owner is not null)",
-                (now - 3600,),
-            )
+            connection.execute(sql.FORGET_OWNERS, (now - _FORGET_AFTER,))
             _finish(connection)
 
         self._db().write(work)
@@ -194,8 +190,13 @@ class SqliteStore(Store):
 
         def in_one_snapshot() -> T:
             connection = db.reader()
-            with translated(self.path), connection:
-                return work(connection)
+            with translated(self.path):
+                # One deferred transaction, so that all of it is seen at one moment.
+                connection.execute("begin")
+                try:
+                    return work(connection)
+                finally:
+                    connection.execute("rollback")
 
         return await asyncio.get_running_loop().run_in_executor(db.readers, in_one_snapshot)
 
@@ -236,7 +237,9 @@ class SqliteStore(Store):
                 (None, str(row[0])) for row in connection.execute("pragma integrity_check") if row[0] != "ok"
             ]
             bare = "select id from runs where not exists (select 1 from entries where entries.id between n << 32 and "
-            problems += [(run, "the run has no log") for (run,) in connection.execute(f"{bare}(n << 32) | ?)", (_EVERYTHING,))]
+            problems += [
+                (run, "the run has no log") for (run,) in connection.execute(f"{bare}(n << 32) | ?)", (_EVERYTHING,))
+            ]
             stray = connection.execute("select count(*) from entries where id >> 32 not in (select n from runs)").get
             return problems + ([(None, f"{stray} entries belong to no run")] if stray else [])
 
@@ -251,6 +254,8 @@ def _finish(connection: apsw.Connection) -> None:
 
 def _write_batch(connection: apsw.Connection, batch: Sequence[Commit]) -> list[Reply]:
     """Every commit of the batch in one transaction; a refused one has written nothing."""
+    if not batch:
+        return []
     first = batch[0]
     if len(batch) == 1 and len(first.entries) == 1 and not (first.create or first.change or first.take or first.rebase):
         # The usual step: one statement is its own transaction.
@@ -271,10 +276,15 @@ def _write_batch(connection: apsw.Connection, batch: Sequence[Commit]) -> list[R
 
 def _write_one(connection: apsw.Connection, commit: Commit) -> Refusal | None:
     """Checks first, so that a refusal leaves nothing to undo."""
-    if commit.create is not None:
-        connection.execute(sql.CREATE_RUN, sql.head_values(commit.create))
-        if connection.changes() == 0:
+    new = commit.create
+    if new is not None:
+        if connection.execute(sql.FIND_RUN, (commit.run,)).get is not None:
             return Refusal.EXISTS
+        if (new.owner, new.fence) != (commit.owner, commit.fence):
+            return Refusal.STALE
+        if not commit.entries or commit.entries[0].seq != 1:
+            return Refusal.GAP
+        connection.execute(sql.CREATE_RUN, sql.head_values(new))
     if commit.entries:
         refusal = _append(connection, commit)
         if refusal is not None:
@@ -330,7 +340,8 @@ def _columns(entry: Entry) -> tuple[Any, ...]:
 def _entries(
     connection: apsw.Connection, n: int, after: int, upto: int | None = None, limit: int | None = None
 ) -> list[Entry]:
-    values = (n, min(after, _EVERYTHING), min(upto or _EVERYTHING, _EVERYTHING), -1 if limit is None else limit)
+    last = _EVERYTHING if upto is None else min(upto, _EVERYTHING)
+    values = (n, min(after, _EVERYTHING), last, -1 if limit is None else limit)
     return [sql.entry_from(row) for row in connection.execute(sql.READ_ENTRIES, values)]
 
 

@@ -20,9 +20,7 @@ class WalKeeper:
     run never pays for that.
     """
 
-    def __init__(
-        self, lock: threading.Lock, writer: apsw.Connection, connect: Callable[[], apsw.Connection]
-    ) -> None:
+    def __init__(self, lock: threading.Lock, writer: apsw.Connection, connect: Callable[[], apsw.Connection]) -> None:
         self._lock, self._writer, self._connect = lock, writer, connect
         self._wake = threading.Event()
         self._stopped = False

@@ -1,0 +1,308 @@
+"""The same runtime for programs without an event loop: each method waits for its result.
+
+    from holdfast.blocking import Runtime
+
+    with Runtime("sqlite:runs.db") as rt:
+        rt.run(report, {"topic": "tides"}, id="r1")
+
+A thread of its own runs the event loop, so live runs go on while the program does something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar
+
+import holdfast.runtime as face
+from holdfast.engine.verbs import MISSING
+from holdfast.errors import UsageError
+from holdfast.flows.base import Flow
+from holdfast.model import Checkpoint, Event, Run, RunStatus
+from holdfast.store.base import Store
+
+R = TypeVar("R")
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _like(method: Callable[..., Any]) -> Callable[[F], F]:
+    """Give a forwarding method the documentation of the one it forwards to."""
+
+    def documented(forward: F) -> F:
+        forward.__doc__ = method.__doc__
+        return forward
+
+    return documented
+
+
+class Loop:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="holdfast-loop", daemon=True).start()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine returns or raises."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C while waiting: the run itself goes on
+            raise
+
+    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        """The items of an async iterator, one by one."""
+
+        async def following() -> tuple[bool, Any]:
+            try:
+                return True, await anext(items)
+            except StopAsyncIteration:
+                return False, None
+
+        while True:
+            more, item = self.wait(following())
+            if not more:
+                return
+            yield item
+
+    def close(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+class RunHandle(Generic[R]):
+    """A run, wherever it is driven."""
+
+    def __init__(self, loop: Loop, handle: face.RunHandle[R]) -> None:
+        self._loop, self._handle = loop, handle
+        self.id = handle.id
+
+    def __repr__(self) -> str:
+        return repr(self._handle)
+
+    @_like(face.RunHandle.result)
+    def result(self) -> R:
+        return self._loop.wait(self._handle.result())
+
+    @_like(face.RunHandle.pause)
+    def pause(self) -> None:
+        self._loop.wait(self._handle.pause())
+
+    @_like(face.RunHandle.resume)
+    def resume(self) -> None:
+        self._loop.wait(self._handle.resume())
+
+    @_like(face.RunHandle.cancel)
+    def cancel(self, reason: str | None = None) -> None:
+        self._loop.wait(self._handle.cancel(reason))
+
+    @_like(face.RunHandle.checkpoint)
+    def checkpoint(self) -> str:
+        return self._loop.wait(self._handle.checkpoint())
+
+
+class Runtime:
+    """`holdfast.Runtime` for programs without an event loop. Use it as `with Runtime(...) as rt`."""
+
+    def __init__(self, store: str | os.PathLike[str] | Store | None = MISSING, **settings: Any) -> None:
+        self._runtime = face.Runtime(store, **settings)
+        self._thread: Loop | None = None
+
+    def __enter__(self) -> Self:
+        self._thread = Loop()
+        self._loop.wait(self._runtime.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @_like(face.Runtime.close)
+    def close(self) -> None:
+        if self._thread is not None:
+            self._loop.wait(self._runtime.close())
+            self._thread.close()
+            self._thread = None
+
+    @property
+    def _loop(self) -> Loop:
+        if self._thread is None:
+            raise UsageError("this Runtime is not open. Use it inside `with Runtime(...) as rt:`")
+        return self._thread
+
+    def _handle(self, work: Coroutine[Any, Any, face.RunHandle[R]]) -> RunHandle[R]:
+        return RunHandle(self._loop, self._loop.wait(work))
+
+    @_like(face.Runtime.register)
+    def register(self, *items: Any) -> None:
+        self._runtime.register(*items)
+
+    @_like(face.Runtime.run)
+    def run(
+        self,
+        flow: Flow[R],
+        input: Any = MISSING,
+        *,
+        id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        parent: str | None = None,
+        until: Literal["ended", "settled"] = "ended",
+    ) -> R:
+        return self._loop.wait(self._runtime.run(flow, input, id=id, metadata=metadata, parent=parent, until=until))
+
+    @_like(face.Runtime.start)
+    def start(
+        self,
+        flow: Flow[R],
+        input: Any = None,
+        *,
+        id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        parent: str | None = None,
+    ) -> RunHandle[R]:
+        return self._handle(self._runtime.start(flow, input, id=id, metadata=metadata, parent=parent))
+
+    @_like(face.Runtime.resume)
+    def resume(self, ref: str) -> RunHandle[Any]:
+        return self._handle(self._runtime.resume(ref))
+
+    @_like(face.Runtime.rewind)
+    def rewind(self, ref: str) -> RunHandle[Any]:
+        return self._handle(self._runtime.rewind(ref))
+
+    @_like(face.Runtime.fork)
+    def fork(
+        self, ref: str, *, id: str | None = None, state: Any = MISSING, metadata: dict[str, Any] | None = None
+    ) -> RunHandle[Any]:
+        return self._handle(self._runtime.fork(ref, id=id, state=state, metadata=metadata))
+
+    @_like(face.Runtime.pause)
+    def pause(self, id: str) -> None:
+        self._loop.wait(self._runtime.pause(id))
+
+    @_like(face.Runtime.cancel)
+    def cancel(self, id: str, reason: str | None = None) -> None:
+        self._loop.wait(self._runtime.cancel(id, reason))
+
+    @_like(face.Runtime.recover)
+    def recover(self) -> list[RunHandle[Any]]:
+        return [RunHandle(self._loop, handle) for handle in self._loop.wait(self._runtime.recover())]
+
+    @_like(face.Runtime.interrupted)
+    def interrupted(self) -> list[Run]:
+        return self._loop.wait(self._runtime.interrupted())
+
+    @_like(face.Runtime.get)
+    def get(self, id: str) -> Run | None:
+        return self._loop.wait(self._runtime.get(id))
+
+    @_like(face.Runtime.list)
+    def list(
+        self,
+        *,
+        status: RunStatus | str | Iterable[RunStatus | str] | None = None,
+        flow: str | Iterable[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        parent: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> Iterator[Run]:
+        return self._loop.iterate(
+            self._runtime.list(
+                status=status,
+                flow=flow,
+                metadata=metadata,
+                parent=parent,
+                created_after=created_after,
+                created_before=created_before,
+                limit=limit,
+                after=after,
+            )
+        )
+
+    page = staticmethod(face.Runtime.page)
+
+    @_like(face.Runtime.checkpoints)
+    def checkpoints(self, id: str) -> Iterator[Checkpoint]:
+        return self._loop.iterate(self._runtime.checkpoints(id))
+
+    @_like(face.Runtime.load)
+    def load(self, ref: str) -> Checkpoint | None:
+        return self._loop.wait(self._runtime.load(ref))
+
+    @_like(face.Runtime.events)
+    def events(self, id: str, *, after: int | Event = 0, follow: bool = False) -> Iterator[Event]:
+        return self._loop.iterate(self._runtime.events(id, after=after, follow=follow))
+
+    @_like(face.Runtime.delete)
+    def delete(self, id: str) -> None:
+        self._loop.wait(self._runtime.delete(id))
+
+    @_like(face.Runtime.prune)
+    def prune(self) -> int:
+        return self._loop.wait(self._runtime.prune())
+
+
+def run(
+    flow: Flow[R],
+    input: Any = MISSING,
+    *,
+    id: str | None = None,
+    store: str | os.PathLike[str] | Store | None = MISSING,
+    metadata: dict[str, Any] | None = None,
+    **settings: Any,
+) -> R:
+    """The result of a run in one blocking call, for scripts: started, continued, or read.
+
+    The first Ctrl-C or SIGTERM lets the step under way finish and hands the run back, the second one at
+    once; both raise RunInterruptedError, and the same call goes on later. A run that waits for something
+    from outside raises RunWaitingError instead of keeping the script waiting.
+    """
+    return asyncio.run(run_with_signals(flow, input, id=id, store=store, metadata=metadata, **settings))
+
+
+async def run_with_signals(
+    flow: Flow[R],
+    input: Any,
+    *,
+    id: str | None,
+    store: str | os.PathLike[str] | Store | None,
+    metadata: dict[str, Any] | None,
+    **settings: Any,
+) -> R:
+    """What `run` does, on a loop of its own."""
+    runtime = face.Runtime(store, **settings)
+    async with runtime, handing_back_on_signals(runtime):
+        return await runtime.run(flow, input, id=id, metadata=metadata, until="settled")
+
+
+@asynccontextmanager
+async def handing_back_on_signals(runtime: face.Runtime) -> AsyncIterator[None]:
+    """While inside, SIGINT and SIGTERM close the runtime: after the step under way, the second time at once."""
+    loop, closing = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    def close() -> None:
+        closing.add(loop.create_task(runtime.close()))
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    in_main = threading.current_thread() is threading.main_thread()
+    for number in signals if in_main else ():
+        loop.add_signal_handler(number, close)
+    try:
+        yield
+    finally:
+        if closing:
+            await asyncio.wait(closing)
+        for number in signals if in_main else ():
+            loop.remove_signal_handler(number)

@@ -1,0 +1,83 @@
+"""The one way into the store for what owners write: commits of all busy runs go together.
+
+A commit waits one turn of the loop, and all that are ready by then are one batch, so one flush
+serves many. A single one is written on the loop's own thread where the store can do that, which
+saves two changes of thread; everything else goes to the store's own writer, and what arrives
+meanwhile collects into the next batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.model import Commit, Reply
+from holdfast.store.base import Store
+
+_Waiting = tuple[Commit, "asyncio.Future[Reply]"]
+
+
+class Committer:
+    """Belongs to one event loop."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._pending: list[_Waiting] = []
+        self._scheduled = False
+        self._writing: asyncio.Task[None] | None = None
+
+    def submit(self, commit: Commit) -> asyncio.Future[Reply]:
+        """What the store will reply. Cancelling the wait does not take the commit back."""
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self._pending.append((commit, future))
+        if not self._scheduled and self._writing is None:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+        return future
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if not self._pending or self._writing is not None:
+            return
+        batch, self._pending = self._pending, []
+        if len(batch) == 1:
+            try:
+                replies = self._store.try_commit([batch[0][0]])
+            except Exception as error:
+                _fail(batch, error)
+                return
+            if replies is not None:
+                _deliver(batch, replies)
+                return
+        self._writing = self._loop.create_task(self._write(batch))
+
+    async def _write(self, batch: list[_Waiting]) -> None:
+        try:
+            _deliver(batch, await self._store.commit([commit for commit, _ in batch]))
+        except Exception as error:
+            _fail(batch, error)
+        finally:
+            self._writing = None
+            self._flush()
+
+    async def drain(self) -> None:
+        """Return when nothing is under way any more."""
+        while self._pending or self._writing is not None:
+            if self._writing is not None:
+                await asyncio.wait({self._writing})
+            else:
+                await asyncio.sleep(0)
+
+
+def _deliver(batch: list[_Waiting], replies: list[Reply]) -> None:
+    for (_, future), reply in zip(batch, replies, strict=True):
+        if not future.done():
+            future.set_result(reply)
+
+
+def _fail(batch: list[_Waiting], error: Exception) -> None:
+    for _, future in batch:
+        if not future.done():
+            future.set_exception(error)
+            # Whoever waits gets it; when nobody does any more, it must not be reported as forgotten.
+            future.exception()

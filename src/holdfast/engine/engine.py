@@ -1,0 +1,334 @@
+"""All runs that are live in this process, and how a run gets in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.core.codec import Tree, canonical, dumps
+from holdfast.core.events import events_of, when
+from holdfast.core.history import failures_since, last_point
+from holdfast.core.policy import CheckpointPolicy
+from holdfast.core.retry import RetryPolicy
+from holdfast.engine.committer import Committer
+from holdfast.engine.ownership import Ownership
+from holdfast.engine.registry import Registry
+from holdfast.engine.retention import Retention
+from holdfast.engine.runner import Outcome, Runner
+from holdfast.engine.scope import StepScope
+from holdfast.engine.threads import Lanes
+from holdfast.engine.writer import RunWriter, create_run
+from holdfast.errors import HoldfastError, OwnershipLostError, RunInterruptedError, StoreError
+from holdfast.model import Claim, Entry, Event, Head, Kind, Query, RunStatus
+from holdfast.store.base import Store
+
+log = logging.getLogger("holdfast")
+
+MAIL_POLL = 1.0
+MAIL_PAUSE = 0.03
+THREADS = 64
+
+
+class Info(msgspec.Struct, omit_defaults=True):
+    """What a head says of a run so that it can be shown without its program."""
+
+    digest: str = ""
+    nonce: str = ""
+    total: int | None = None
+    steps: tuple[str, ...] = ()
+
+
+class LiveRun:
+    """A run that this process owns and drives."""
+
+    def __init__(self, run: str, runner: Runner) -> None:
+        self.id, self.runner = run, runner
+        self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None
+
+
+class Engine:
+    """Belongs to one event loop and one store."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        lease: float,
+        heartbeat: float,
+        concurrency: int,
+        policy: CheckpointPolicy | None,
+        retry: RetryPolicy | None,
+        crash_limit: int,
+        on_event: Callable[[Event], Any] | None,
+    ) -> None:
+        self.store, self.clock = store, clock
+        self.registry = Registry()
+        self.committer = Committer(store)
+        self.ownership = Ownership(store, lease=lease, heartbeat=heartbeat)
+        self.live: dict[str, LiveRun] = {}
+        self.observed = on_event is not None
+        self.closing = False
+        self._on_event = on_event
+        self._policy, self._retry = policy or CheckpointPolicy(), retry or RetryPolicy()
+        self._crash_limit = crash_limit
+        self._slots = asyncio.Semaphore(concurrency)
+        self._lanes = Lanes(THREADS)
+        self._orphans: list[RunWriter] = []
+        self._postman: asyncio.Task[None] | None = None
+        self._observers: set[asyncio.Task[Any]] = set()
+
+    # Events
+
+    def emit(self, event: Event) -> None:
+        """Show an event to whoever watches. What the watcher does wrong is not the run's fault."""
+        if self._on_event is None:
+            return
+        try:
+            result = self._on_event(event)
+            if inspect.isawaitable(result):
+                task = asyncio.ensure_future(result)
+                self._observers.add(task)
+                task.add_done_callback(self._observers.discard)
+        except Exception:
+            log.exception("holdfast: on_event raised for %s of run %s", event.type, event.run)
+
+    # In
+
+    @property
+    def free_slots(self) -> int:
+        """How many more runs may be driven right now."""
+        return self._slots._value
+
+    async def create(
+        self,
+        run: str,
+        flow: str,
+        tree: Tree,
+        cursor: dict[str, Any],
+        *,
+        digest: str,
+        metadata: bytes,
+        parent: str | None,
+        origin: str | None = None,
+        shape: tuple[int | None, tuple[str, ...]] = (None, ()),
+    ) -> tuple[Head, RunWriter]:
+        """A new run, durable and owned by this process when this returns."""
+        await self.ownership.begin()
+        now = self.clock.now()
+        info = Info(digest, secrets.token_hex(8), *shape)
+        runs_now = not self._slots.locked() and self.registry.has(flow)
+        head = Head(
+            id=run,
+            flow=flow,
+            status=RunStatus.RUNNING if runs_now else RunStatus.PENDING,
+            owner=self.ownership.id,
+            fence=1,
+            metadata=metadata,
+            info=dumps(msgspec.to_builtins(info)),
+            parent=parent,
+            created_at=now,
+            started_at=now if runs_now else None,
+        )
+        body = {"nonce": info.nonce, "from": origin}
+        writer = await create_run(self.committer, self.clock, head, tree, cursor, body)
+        if self.observed:
+            for event in events_of(run, writer.written[0]):
+                self.emit(event)
+        return head, writer
+
+    def drive(self, head: Head, writer: RunWriter) -> LiveRun:
+        """Drive a run that was just created here."""
+        return self._launch(head, writer, entries=writer.written)
+
+    def writer(self, claim: Claim) -> RunWriter:
+        """What writes to a claimed run. Raises StoreDamagedError when it cannot be gone on with."""
+        return RunWriter(self.committer, self.clock, claim.head, last_point(claim.head.id, claim.entries))
+
+    async def take(self, claim: Claim, writer: RunWriter) -> LiveRun:
+        """Drive a claimed run from its last checkpoint.
+
+        Taking a run up costs no commit: that it was resumed travels with the first one. A run that was
+        taken up too often without any progress is ended as failed instead.
+        """
+        head, name = claim.head, writer.cursor["next"]
+        failures, retry_at = failures_since(head.id, claim.entries)
+        if writer.attempt > self._crash_limit:
+            times = writer.attempt - 1
+            error = f"given up after {times} crashes in step {name!r} without progress"
+            return await self._give_up(head, writer, name, error)
+        if not writer.written:
+            writer.marks_due.append((Kind.RESUMED, {"from": writer.checkpoint_seq}))
+        self._show("resumed", head.id, step=name, data={"from": writer.checkpoint_seq})
+        live = self._launch(head, writer, entries=claim.entries, failures=failures, retry_at=retry_at)
+        live.runner.control.deliver(claim.mail)
+        return live
+
+    async def _give_up(self, head: Head, writer: RunWriter, step: str, error: str) -> LiveRun:
+        live = self._live_run(head, writer, entries=())
+        live.done.set_result(await live.runner.fail([], step, error))
+        return live
+
+    def _show(self, kind: str, run: str, **fields: Any) -> None:
+        if self.observed:
+            self.emit(Event(type=kind, run=run, seq=None, time=when(self.clock.now()), **fields))
+
+    def _live_run(
+        self, head: Head, writer: RunWriter, *, entries: Sequence[Entry], failures: int = 0, retry_at: float = 0.0
+    ) -> LiveRun:
+        flow, codec = self.registry.flow(head.id, head.flow)
+        policy = flow.policy or self._policy
+        runner = Runner(
+            self,
+            flow,
+            codec,
+            writer,
+            StepScope(self._lanes),
+            policy=policy,
+            retry=self._retry,
+            metadata=msgspec.json.decode(head.metadata),
+            nonce=msgspec.json.decode(head.info, type=Info).nonce,
+            failures=failures,
+            retry_at=retry_at,
+            retention=Retention(policy, entries) if policy.retains else None,
+        )
+        return LiveRun(head.id, runner)
+
+    def _launch(self, head: Head, writer: RunWriter, **known: Any) -> LiveRun:
+        live = self._live_run(head, writer, **known)
+        self.live[head.id] = live
+        live.task = asyncio.ensure_future(self._drive(live))
+        if self._postman is None:
+            self._postman = asyncio.ensure_future(self._carry_mail())
+        return live
+
+    # On the way
+
+    async def _drive(self, live: LiveRun) -> None:
+        outcome = Outcome(error=RunInterruptedError(live.id))
+        held = False
+        try:
+            held = await self._slot(live)
+            outcome = await live.runner.drive()
+        except HoldfastError as error:
+            outcome = Outcome(error=error)
+        finally:
+            if held:
+                self._slots.release()
+            self.live.pop(live.id, None)
+            self._left(live, outcome)
+
+    async def _slot(self, live: LiveRun) -> bool:
+        """Wait for a turn, or until the run is wanted to leave, which needs none."""
+        runner = live.runner
+        if not self._slots.locked():
+            await self._slots.acquire()
+        else:
+            acquiring = asyncio.ensure_future(self._slots.acquire())
+            try:
+                await runner.wanted_or(acquiring)
+            finally:
+                if not acquiring.done():
+                    acquiring.cancel()
+            if not acquiring.done() or acquiring.cancelled():
+                return False
+        if runner.writer.status == RunStatus.PENDING and not runner.control.wanted:
+            await runner.writer.write(status=RunStatus.RUNNING)
+        return True
+
+    def _left(self, live: LiveRun, outcome: Outcome) -> None:
+        """Tell who waits; see to it that a run which could not be given up is, as soon as possible."""
+        error, writer = outcome.error, live.runner.writer
+        if isinstance(error, OwnershipLostError):
+            log.warning("holdfast: %s", error)
+            self._show("ownership_lost", live.id, error=str(error))
+        elif not writer.given_up:
+            self._orphans.append(writer)
+        if not live.done.done():
+            live.done.set_result(outcome)
+
+    async def _carry_mail(self) -> None:
+        """Bring live runs what others post for them while a step is under way."""
+        seen = 0
+        while True:
+            try:
+                seen = await self.store.wait_change(seen, MAIL_POLL)
+                ids = tuple(self.live)
+                query = Query(ids=ids, has_mail=True, limit=max(len(ids), 1))
+                for head in await self.store.list_heads(query) if ids else ():
+                    await self.fetch_mail(head.id)
+                await self.release_orphans()
+            except StoreError as error:
+                log.warning("holdfast: the mail could not be read: %s", error)
+                await asyncio.sleep(MAIL_POLL)
+            await asyncio.sleep(MAIL_PAUSE)
+
+    async def fetch_mail(self, run: str) -> None:
+        """Look into the inbox of a run that is live here."""
+        live = self.live.get(run)
+        if live is not None and not live.runner.writer.closed:
+            live.runner.control.deliver(await live.runner.writer.look())
+
+    async def release_orphans(self) -> None:
+        """Give up the runs that left when the store could not be written."""
+        orphans, self._orphans = self._orphans, []
+        for writer in orphans:
+            try:
+                await writer.release()
+            except StoreError:
+                self._orphans.append(writer)
+
+    # Out
+
+    async def shutdown(self, grace: float, hurry: asyncio.Event) -> None:
+        """Hand every run back: after its step within the grace time, in the middle of it afterwards."""
+        self.closing = True
+        for live in list(self.live.values()):
+            live.runner.control.request_stop()
+        await self._settle(grace, hurry)
+        for live in list(self.live.values()):
+            live.runner.control.request_stop(at_once=True)
+        await self._settle(1.0, None)
+        for live in list(self.live.values()):
+            # Its code neither returns nor lets itself be cancelled: take the run away from it.
+            await self._hand_back_anyway(live)
+        if self._postman is not None:
+            self._postman.cancel()
+        await self.committer.drain()
+        try:
+            await self.release_orphans()
+        finally:
+            self._lanes.close()
+            await self.ownership.end()
+
+    async def _settle(self, seconds: float, hurry: asyncio.Event | None) -> None:
+        tasks: set[asyncio.Future[Any]] = {live.task for live in self.live.values() if live.task is not None}
+        if not tasks or seconds <= 0:
+            return
+        done = asyncio.ensure_future(asyncio.wait(tasks))
+        rushed = asyncio.ensure_future(hurry.wait() if hurry is not None else asyncio.Event().wait())
+        await asyncio.wait({done, rushed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        done.cancel()
+        rushed.cancel()
+
+    async def _hand_back_anyway(self, live: LiveRun) -> None:
+        try:
+            await live.runner.writer.write([(Kind.INTERRUPTED, {})], status=RunStatus.INTERRUPTED, attempt=0)
+        except HoldfastError:
+            self._orphans.append(live.runner.writer)
+        if not live.done.done():
+            live.done.set_result(Outcome(error=RunInterruptedError(live.id)))
+
+
+def digest_of(tree: Tree) -> str:
+    """What tells two inputs apart."""
+    return blake2b(canonical(tree), digest_size=16).hexdigest()

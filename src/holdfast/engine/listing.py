@@ -1,0 +1,112 @@
+"""The filters of a list, checked before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.ids import check_id
+from holdfast.core.transitions import stored_states
+from holdfast.errors import InvalidFilterError, InvalidIdError
+from holdfast.model import Head, Query, Run, RunStatus
+
+_MOST = 1_000_000_000
+
+
+class ListQuery:
+    """A query that is read page by page."""
+
+    def __init__(self, query: Query) -> None:
+        self._query = query
+
+    def page(self, size: int) -> Query:
+        """The query for the next page."""
+        return replace(self._query, limit=size)
+
+    def behind(self, head: Head) -> ListQuery:
+        """The query that goes on behind this run."""
+        return ListQuery(replace(self._query, after=(head.created_at, head.id)))
+
+
+def list_query(
+    status: Any,
+    flow: Any,
+    metadata: dict[str, Any] | None,
+    parent: str | None,
+    created_after: datetime | None,
+    created_before: datetime | None,
+    limit: int | None,
+    after: str | None,
+) -> ListQuery:
+    """The query for these filters. Raises InvalidFilterError."""
+    if limit is not None and (type(limit) is not int or not 0 <= limit <= _MOST):
+        raise InvalidFilterError(f"limit={limit!r}: it must be a whole number from 0 to {_MOST}")
+    states = None
+    if status is not None:
+        states = tuple(pair for one in _many(status) for pair in stored_states(_status(one)))
+    return ListQuery(
+        Query(
+            states=states,
+            flows=None if flow is None else tuple(_text("flow", one) for one in _many(flow)),
+            metadata=_scalars(metadata or {}),
+            parent=None if parent is None else check_id(parent),
+            created_from=_seconds("created_after", created_after),
+            created_before=_seconds("created_before", created_before),
+            after=None if after is None else _cursor(after),
+        )
+    )
+
+
+def page_cursor(run: Run) -> str:
+    """Names the place behind a run."""
+    return f"{run.created_at.timestamp()!r}:{run.id}"
+
+
+def _cursor(text: object) -> tuple[float, str]:
+    try:
+        seconds, _, run = str(text).partition(":")
+        return float(seconds), check_id(run)
+    except (ValueError, InvalidIdError):
+        raise InvalidFilterError(f"{ascii(text)[:80]} is not a page cursor; use what rt.page(run) gave") from None
+
+
+def _many(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+
+
+def _status(value: Any) -> RunStatus:
+    try:
+        return RunStatus(value)
+    except ValueError:
+        known = ", ".join(RunStatus)
+        raise InvalidFilterError(f"{ascii(value)[:80]} is no status. The statuses are: {known}") from None
+
+
+def _text(name: str, value: Any) -> str:
+    if type(value) is not str:
+        raise InvalidFilterError(f"{name}={ascii(value)[:80]}: it must be a text")
+    return value
+
+
+def _scalars(metadata: Any) -> tuple[tuple[str, Any], ...]:
+    if type(metadata) is not dict:
+        raise InvalidFilterError(f"metadata={ascii(metadata)[:80]}: it must be a dict of keys and values")
+    for key, value in metadata.items():
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise InvalidFilterError(f"metadata filter {ascii(key)[:80]}: integers have at most 64 bits")
+        if type(key) is not str or (value is not None and type(value) not in (str, int, float, bool)):
+            raise InvalidFilterError(
+                f"metadata filter {ascii(key)[:80]}: keys are texts, values are texts, numbers, booleans or None"
+            )
+    return tuple(metadata.items())
+
+
+def _seconds(name: str, value: datetime | None) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidFilterError(f"{name}={value!r}: it must be a datetime with a time zone")
+    return value.timestamp()

@@ -1,0 +1,69 @@
+"""This runtime as an owner of runs: who it is, and the heartbeat that says it is alive."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+
+from holdfast.core.ids import new_owner
+from holdfast.errors import StoreError
+from holdfast.model import Owner
+from holdfast.store.base import Store
+
+log = logging.getLogger("holdfast")
+
+
+class Ownership:
+    """Nothing is written before the first run is owned: a runtime that only reads leaves no trace.
+
+    The heartbeat has a thread of its own, so it does not depend on the user's event loop being free.
+    """
+
+    def __init__(self, store: Store, *, lease: float, heartbeat: float) -> None:
+        self._store, self._lease, self._heartbeat = store, lease, heartbeat
+        self.owner = Owner(new_owner(), f"{socket.gethostname()}:{os.getpid()}")
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._begun: asyncio.Future[None] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.owner.id
+
+    async def begin(self) -> None:
+        """Return when the store knows this owner as alive."""
+        if self._begun is None:
+            self._begun = asyncio.ensure_future(self._first_beat())
+        try:
+            await asyncio.shield(self._begun)
+        except StoreError:
+            self._begun = None
+            raise
+
+    async def _first_beat(self) -> None:
+        await asyncio.to_thread(self._store.beat, self.owner, self._lease)
+        self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._heartbeat):
+            try:
+                self._store.beat(self.owner, self._lease)
+            except StoreError as error:
+                # A missed beat only lets others take over sooner; the fence keeps that safe.
+                log.warning("holdfast: the heartbeat of %s failed: %s", self.owner.name, error)
+
+    async def end(self) -> None:
+        """Stop beating and let others claim at once what is still owned."""
+        self._stop.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+            try:
+                await self._store.retire_owner(self.owner.id)
+            except StoreError as error:
+                log.warning(
+                    "holdfast: %s could not sign off: %s. Its lease runs out by itself.", self.owner.name, error
+                )

@@ -1,0 +1,174 @@
+"""What can be known of a run from its log and head. Nothing here writes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from holdfast.core.events import events_of, when
+from holdfast.core.history import Fold, Point, last_point, read_body
+from holdfast.core.transitions import ENDED, shown_status
+from holdfast.engine.engine import Info
+from holdfast.engine.registry import Registry
+from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError
+from holdfast.model import CHECKPOINT_KINDS, Checkpoint, Entry, Event, Head, Kind, Run, RunStatus
+from holdfast.store.base import Store
+
+_PAGE = 500
+_LOOK_AGAIN = 1.0
+
+
+def run_view(head: Head) -> Run:
+    """A head as users see it."""
+    info = msgspec.json.decode(head.info, type=Info)
+    cursor = msgspec.json.decode(head.cursor)
+    error = None if head.error is None else msgspec.json.decode(head.error)["error"]
+    done, status = cursor["step"], shown_status(head)
+    if status == RunStatus.COMPLETED:
+        progress = 100.0
+    else:
+        progress = min(100.0, 100.0 * done / info.total) if info.total else 0.0
+    return Run(
+        id=head.id,
+        flow=head.flow,
+        status=status,
+        step=done,
+        total_steps=info.total,
+        step_names=info.steps,
+        next=cursor["next"],
+        progress=progress,
+        error=error,
+        metadata=msgspec.json.decode(head.metadata),
+        parent=head.parent,
+        attempt=max(head.attempt, 1),
+        waiting_for=head.waiting_for,
+        owner=head.owner if head.owned else None,
+        created_at=when(head.created_at),
+        started_at=None if head.started_at is None else when(head.started_at),
+        updated_at=when(head.updated_at),
+        ended_at=None if head.ended_at is None else when(head.ended_at),
+    )
+
+
+class Reader:
+    """Reads runs of one store with the types of one program."""
+
+    def __init__(self, store: Store, registry: Registry) -> None:
+        self._store, self._registry = store, registry
+
+    async def head(self, run: str) -> Head | None:
+        """The head of a run; None when there is no such run."""
+        return (await self._store.read_heads([run]))[0]
+
+    async def log(self, run: str, after: int = 0, upto: int | None = None) -> AsyncIterator[Entry]:
+        """The entries of a run in order, read page by page."""
+        while True:
+            page = await self._store.read_entries(run, after=after, upto=upto, limit=_PAGE)
+            for entry in page:
+                yield entry
+            if len(page) < _PAGE:
+                return
+            after = page[-1].seq
+
+    async def point(self, head: Head, seq: int | None) -> Point | None:
+        """The checkpoint of that seq, or the last one; None when the log has no such entry.
+
+        Raises NotACheckpointError when the entry is something else.
+        """
+        if seq is None:
+            entries = await self._store.read_entries(head.id, after=head.base - 1)
+            return _last_or_expired(head, entries)
+        found = await self._store.read_entries(head.id, after=seq - 1, upto=seq)
+        if not found or seq < head.floor:
+            return None
+        if found[0].kind not in CHECKPOINT_KINDS:
+            raise NotACheckpointError(head.id, seq, await self.nearest(head, seq))
+        base = read_body(head.id, found[0]).get("base", seq)
+        if type(base) is not int or not 0 < base <= seq:
+            raise StoreDamagedError(head.id, seq, "it names a segment that cannot be")
+        return last_point(head.id, await self._store.read_entries(head.id, after=base - 1, upto=seq))
+
+    async def nearest(self, head: Head, seq: int) -> int | None:
+        """The seq of the checkpoint nearest to `seq`; the older one of two."""
+        best: int | None = None
+        async for entry in self.log(head.id, head.floor - 1):
+            if entry.kind in CHECKPOINT_KINDS and (best is None or abs(entry.seq - seq) < abs(best - seq)):
+                best = entry.seq
+        return best
+
+    def checkpoint(self, head: Head, point: Point, before: int | None) -> Checkpoint:
+        """A point as users see it, with the state built anew."""
+        origin = point.extra.get("from") or (f"{head.id}@{point.extra['to']}" if "to" in point.extra else None)
+        state = self._registry.codec(head.flow).decode(point.tree)
+        return Checkpoint(
+            id=f"{head.id}@{point.seq}",
+            run=head.id,
+            seq=point.seq,
+            step=point.cursor["step"],
+            next=point.cursor["next"],
+            state=state,
+            metadata=msgspec.json.decode(head.metadata),
+            created_at=when(point.entry.at),
+            parent=origin or (f"{head.id}@{before}" if before is not None else None),
+        )
+
+    async def checkpoints(self, run: str) -> AsyncIterator[Checkpoint]:
+        """Every checkpoint that is kept, oldest first."""
+        head = await self.head(run)
+        if head is None:
+            raise RunNotFoundError(run)
+        fold, before = Fold(run), None
+        async for entry in self.log(run):
+            point = fold.add(entry)
+            if point is not None:
+                if point.seq >= head.floor:
+                    yield self.checkpoint(head, point, before)
+                before = point.seq
+
+    async def load(self, run: str, seq: int | None) -> Checkpoint | None:
+        """One checkpoint, or the latest; None when it is not there."""
+        head = await self.head(run)
+        if head is None:
+            return None
+        point = await self.point(head, seq)
+        if point is None:
+            return None
+        before = [e.seq async for e in self.log(run, upto=point.seq - 1) if e.kind in CHECKPOINT_KINDS][-1:]
+        return self.checkpoint(head, point, before[0] if before else None)
+
+    async def result(self, head: Head) -> Any:
+        """The result of a completed run."""
+        codec = self._registry.codec(head.flow)
+        entries = await self._store.read_entries(head.id, after=head.base - 1)
+        point = _last_or_expired(head, entries)
+        if entries[-1].kind != Kind.COMPLETED:
+            raise StoreDamagedError(head.id, entries[-1].seq, "it is said to be completed but its log does not end so")
+        body = read_body(head.id, entries[-1])
+        return codec.decode(body.get("result", point.tree), path="result")
+
+    async def events(self, run: str, after: int | Event, follow: bool) -> AsyncIterator[Event]:
+        """What happened in the run after that place; with `follow`, until the run has ended."""
+        seq, index = (after, 1 << 30) if isinstance(after, int) else (after.seq or 0, after.index)
+        token = 0
+        while True:
+            if follow:
+                token = await self._store.wait_change(token, _LOOK_AGAIN)
+            # The head is read first: what it says has happened is in the log that is read after it.
+            head = await self.head(run)
+            if head is None:
+                raise RunNotFoundError(run)
+            async for entry in self.log(run, max(seq - 1, head.floor - 1)):
+                for event in events_of(run, entry):
+                    if (entry.seq, event.index) > (seq, index):
+                        seq, index = entry.seq, event.index
+                        yield event
+            if not follow or head.status in ENDED:
+                return
+
+
+def _last_or_expired(head: Head, entries: list[Entry]) -> Point:
+    if head.status in ENDED and entries and not any(entry.kind in CHECKPOINT_KINDS for entry in entries):
+        raise ResultExpiredError(head.id)
+    return last_point(head.id, entries)

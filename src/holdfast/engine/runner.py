@@ -1,0 +1,371 @@
+"""Drives one run: honour what is wanted of it, advance one step, commit, again.
+
+Every kind of flow is driven by this. The order around a step is what makes a run durable:
+
+    its state and position are on disk  →  the step runs on a copy  →  one commit  →  the next step
+
+Dying before the commit runs the step again from the same state with the same idempotency key;
+dying after it never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import traceback
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from holdfast.clock import Clock
+from holdfast.context import RunContext, set_current
+from holdfast.core.codec import Codec, Tree, dumps
+from holdfast.core.events import events_of, when
+from holdfast.core.policy import CheckpointPolicy, seconds
+from holdfast.core.retry import RetryPolicy
+from holdfast.engine.control import Control
+from holdfast.engine.retention import Retention
+from holdfast.engine.scope import StepRaised, StepScope, within
+from holdfast.engine.writer import Mark, Progress, RunWriter, StepTaken
+from holdfast.errors import (
+    HoldfastError,
+    OwnershipLostError,
+    RunCancelledError,
+    RunFailedError,
+    RunInterruptedError,
+    RunPausedError,
+    StepMissingError,
+    StoreError,
+)
+from holdfast.flows.base import NO_RESULT, Flow, Position, Step
+from holdfast.model import Event, Kind, RunStatus
+from holdfast.store.base import Store
+
+
+class Surroundings(Protocol):
+    """What a runner needs of the engine."""
+
+    store: Store
+    clock: Clock
+    observed: bool
+
+    def emit(self, event: Event) -> None:
+        """Show an event to whoever watches."""
+        ...
+
+
+class Outcome:
+    """How a run left this process: with a result, or with the error that says what became of it."""
+
+    __slots__ = ("error", "result")
+
+    def __init__(self, result: Any = None, error: HoldfastError | None = None) -> None:
+        self.result, self.error = result, error
+
+
+class _Cut(Exception):
+    """The step under way was given up because the run is to stop."""
+
+
+class Runner:
+    """One run, from where it stands to where it leaves this process."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        flow: Flow[Any],
+        codec: Codec,
+        writer: RunWriter,
+        scope: StepScope,
+        *,
+        policy: CheckpointPolicy,
+        retry: RetryPolicy,
+        metadata: dict[str, Any],
+        nonce: str,
+        failures: int = 0,
+        retry_at: float = 0.0,
+        retention: Retention | None = None,
+    ) -> None:
+        self._around, self._flow, self._codec, self.writer, self._scope = around, flow, codec, writer, scope
+        self._policy, self._retry, self._metadata, self._nonce = policy, retry, metadata, nonce
+        self._retention = retention
+        self._failures, self._retry_at = failures, retry_at
+        self._tree: Tree = writer.tree
+        self._cursor: dict[str, Any] = writer.cursor
+        self._unsaved: list[StepTaken] = []
+        self._result: Any = NO_RESULT
+        self._saved_at = around.clock.now()
+        self._takeups = writer.attempt
+        self._task: asyncio.Task[Any] | None = None
+        self._in_step = False
+        self._wake = asyncio.Event()
+        self.control = Control()
+        self.control.notify = self._notified
+
+    # The loop
+
+    async def drive(self) -> Outcome:
+        """Go on until the run ends, is stopped, or is lost to another owner."""
+        self._task = asyncio.current_task()
+        try:
+            while self._cursor["next"] is not None:
+                left = await self._honour() if self.control.wanted else None
+                left = left or await self._advance()
+                if left is not None:
+                    return left
+            return await self._complete()
+        except _Cut:
+            return await self._interrupt()
+        except StepMissingError as error:
+            await self._interrupt()
+            return Outcome(error=error)
+        except (OwnershipLostError, StoreError) as error:
+            self.writer.closed = True
+            return Outcome(error=error)
+        finally:
+            self._scope.give_lane_back()
+
+    async def _advance(self) -> Outcome | None:
+        """One step with its retries. An outcome when the run leaves this process by it."""
+        step, name = self._step()
+        while True:
+            await self._wait_until(self._retry_at)
+            if self.control.wanted:
+                return None
+            started = self._around.clock.now()
+            self._live("step_started", started, step=name)
+            try:
+                position, tree = await self._attempt(step, name)
+            except _Cut:
+                if self.control.cut:
+                    raise
+                return None
+            except StepRaised as raised:
+                error: BaseException = raised.error
+            except (GeneratorExit, StoreError):
+                raise
+            except BaseException as raised:
+                error = raised
+            else:
+                return await self._arrived(position, tree, (name, started, self._around.clock.now()))
+            left = await self._failed(step, name, started, error)
+            if left is not None:
+                return left
+
+    def _step(self) -> tuple[Step[..., Any], str]:
+        name = self._cursor["next"]
+        step = self._flow.next_step(self._cursor)
+        if step is None:
+            raise StepMissingError(self.writer.run, self._flow.name, name, self._flow.step_names)
+        return step, name
+
+    async def _attempt(self, step: Step[..., Any], name: str) -> tuple[Position, Tree]:
+        """One call of the step, on a copy of the state that only this attempt sees."""
+        position = Position(self._codec.decode(self._tree), self._cursor)
+        set_current(self._context(step, name))
+        self._in_step = True
+        try:
+            work = self._flow.advance(position, self._scope)
+            after = await (work if step.timeout is None else within(step.timeout, name, work))
+        except asyncio.CancelledError:
+            if not (self.control.cancel or self.control.cut):
+                raise self._foreign_cancel() from None
+            assert self._task is not None
+            self._task.uncancel()
+            raise _Cut from None
+        finally:
+            self._in_step = False
+        if self.control.cancel or self.control.cut:
+            raise _Cut  # whatever it returned came too late
+        if after.result is not NO_RESULT:
+            self._result = self._codec.encode(after.result, path="result")
+        return after, self._codec.encode(after.state, like=self._tree)
+
+    def _foreign_cancel(self) -> BaseException:
+        """A CancelledError that this runtime did not ask for: the loop is ending, or the step raised it."""
+        assert self._task is not None
+        if self._task.cancelling():
+            return asyncio.CancelledError()
+        return StepRaised(asyncio.CancelledError("the step was cancelled from inside"))
+
+    # What follows a step
+
+    async def _arrived(self, position: Position, tree: Tree, taken: StepTaken) -> Outcome | None:
+        """The step is done: save it if the policy says so. The end of the run is saved by `_complete`."""
+        self._tree, self._cursor = tree, position.cursor
+        self._unsaved.append(taken)
+        self._failures, self._retry_at, self._takeups = 0, 0.0, 1
+        if self._cursor["next"] is None:
+            return None
+        elapsed = self._around.clock.now() - self._saved_at
+        if not self._policy.saves(steps=len(self._unsaved), elapsed=elapsed, step=taken[0]):
+            self._live("step_completed", taken[2], step=taken[0])
+            return None
+        try:
+            await self._write()
+        except StoreError as error:
+            if self._policy.on_save_error == "raise":
+                raise
+            # The window is not used up: the next step tries again.
+            self._live("save_failed", self._around.clock.now(), step=taken[0], error=str(error))
+        return None
+
+    async def _failed(self, step: Step[..., Any], name: str, started: float, error: BaseException) -> Outcome | None:
+        """Write the failed attempt down; an outcome when there is no other."""
+        self._failures += 1
+        retry = step.retry or self._retry
+        shown = _describe(error)
+        mark = {"step": name, "attempt": self._failures, "started": started, "error": shown}
+        if retry.retries(error, self._failures):
+            self._retry_at = self._around.clock.now() + retry.delay(self._failures, random.random)
+            await self._write([(Kind.ATTEMPT_FAILED, {**mark, "retry_at": self._retry_at})])
+            return None
+        trace = "".join(traceback.format_exception(error)[-20:])
+        return await self.fail([(Kind.ATTEMPT_FAILED, mark)], name, shown, trace)
+
+    async def fail(self, marks: list[Mark], step: str, error: str, trace: str | None = None) -> Outcome:
+        """End the run as failed."""
+        body = {"step": step, "error": error, **({"trace": trace} if trace else {})}
+        shown = dumps({"step": step, "error": error})
+        await self._leave(RunStatus.FAILED, [*marks, (Kind.FAILED, body)], error=shown)
+        return Outcome(error=RunFailedError(self.writer.run, step, error))
+
+    async def _complete(self) -> Outcome:
+        body = {} if self._result is NO_RESULT else {"result": self._result}
+        await self._leave(RunStatus.COMPLETED, [(Kind.COMPLETED, body)])
+        return Outcome(self._codec.decode(self._tree if self._result is NO_RESULT else self._result, path="result"))
+
+    # What others want
+
+    async def _honour(self) -> Outcome | None:
+        """Do what is wanted of the run at this safe point; an outcome when it leaves."""
+        control = self.control
+        if control.cancel is not None:
+            reason = control.reason
+            # Steps that were not saved are not saved any more: a cancelled run gains none.
+            self._unsaved = []
+            self._tree, self._cursor = self.writer.tree, self.writer.cursor
+            error = None if reason is None else dumps({"step": None, "error": reason})
+            await self._leave(RunStatus.CANCELLED, [(Kind.CANCELLED, {"reason": reason})], error=error)
+            return Outcome(error=RunCancelledError(self.writer.run, reason))
+        if control.pause is not None:
+            await self._leave(RunStatus.PAUSED, [(Kind.PAUSED, {})], attempt=0)
+            return Outcome(error=RunPausedError(self.writer.run))
+        if control.stop:
+            return await self._interrupt()
+        asked = list(control.checkpoints.values())
+        control.checkpoints.clear()
+        await self._write(extra={"asked": [mail.key for mail in asked]}, take=tuple(mail.id for mail in asked))
+        return None
+
+    async def _interrupt(self) -> Outcome:
+        await self._leave(RunStatus.INTERRUPTED, [(Kind.INTERRUPTED, {})], attempt=0)
+        return Outcome(error=RunInterruptedError(self.writer.run))
+
+    def _notified(self) -> None:
+        """Something is wanted: end a wait at once, and an async step when the run is to stop in it."""
+        self._wake.set()
+        cuts = self.control.cut or (self.control.cancel is not None and self._scope.interruptible)
+        if self._in_step and cuts and self._task is not None:
+            self._task.cancel()
+
+    async def _wait_until(self, moment: float) -> None:
+        """Wait for the moment, or until something is wanted of the run."""
+        delay = moment - self._around.clock.now()
+        if delay <= 0:
+            return
+        self._scope.give_lane_back()
+        sleeping = asyncio.ensure_future(self._around.clock.sleep(delay))
+        try:
+            await self.wanted_or(sleeping)
+        finally:
+            sleeping.cancel()
+
+    async def wanted_or(self, other: asyncio.Future[Any]) -> None:
+        """Wait for the other, or until something is wanted of the run."""
+        self._wake.clear()
+        if self.control.wanted:
+            return
+        waking = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait({other, waking}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waking.cancel()
+
+    # Writing
+
+    async def _write(
+        self, marks: list[Mark] | None = None, *, extra: dict[str, Any] | None = None, take: tuple[int, ...] = ()
+    ) -> None:
+        """Commit what is not saved yet, with the marks."""
+        writer, now = self.writer, self._around.clock.now()
+        fields: dict[str, Any] = {}
+        progress = self._progress(always=extra is not None)
+        if progress is not None and self._retention is not None:
+            floor = self._retention.floor(writer.seq + len(writer.marks_due) + 1, now)
+            if floor != writer.floor:
+                fields["floor"] = floor
+        mail = await writer.write(marks or [], progress=progress, extra=extra, take=take, **fields)
+        self._wrote(saved=progress is not None)
+        self.control.deliver(mail)
+        if self._retention is not None:
+            self._retention.added(writer.written)
+            entry = await self._retention.compacted(self._around.store, writer.run, writer.floor)
+            if entry is not None:
+                await writer.replace_history(entry)
+
+    async def _leave(self, status: RunStatus, marks: list[Mark], **fields: Any) -> None:
+        """The last commit of this process for the run: everything saved, the run given up."""
+        progress = self._progress()
+        policy, ended = self._policy, status in (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
+        ttl = seconds(policy.ttl)
+        if ttl is not None:
+            fields["expires_at"] = self._around.clock.now() + ttl
+        if progress is not None and self._retention is not None:
+            seq = self.writer.seq + len(self.writer.marks_due) + 1
+            fields["floor"] = self._retention.floor(seq, self._around.clock.now())
+        drop = ended and policy.deletes_history(success=status == RunStatus.COMPLETED)
+        await self.writer.write(
+            marks, progress=progress, status=status, take=self.control.mail_ids(), drop_history=drop, **fields
+        )
+        self._wrote(saved=progress is not None)
+
+    def _progress(self, *, always: bool = False) -> Progress | None:
+        return Progress(self._tree, self._cursor, self._unsaved) if self._unsaved or always else None
+
+    def _wrote(self, *, saved: bool) -> None:
+        steps = len(self._unsaved)
+        if saved:
+            self._unsaved = []
+            self._saved_at = self._around.clock.now()
+        if self._around.observed:
+            for entry in self.writer.written:
+                # A step's start was shown when it started, and so was the end of a step that was not saved.
+                shown = [e for e in events_of(self.writer.run, entry) if e.type not in ("step_started", "resumed")]
+                completed = [e for e in shown if e.type == "step_completed"]
+                for event in shown:
+                    if event not in completed[: max(steps - 1, 0)]:
+                        self._around.emit(event)
+
+    def _live(self, kind: str, at: float, **fields: Any) -> None:
+        if self._around.observed:
+            self._around.emit(Event(type=kind, run=self.writer.run, seq=None, time=when(at), **fields))
+
+    def _context(self, step: Step[..., Any], name: str) -> RunContext:
+        writer, place = self.writer, self._cursor["step"]
+        key = blake2b(f"{writer.run} {self._nonce} {writer.branch} {place} {name}".encode(), digest_size=16)
+        deadline = None if step.timeout is None else when(self._around.clock.now() + step.timeout)
+        return RunContext(
+            id=writer.run,
+            flow=self._flow.name,
+            step=name,
+            attempt=self._failures + self._takeups,
+            idempotency_key=key.hexdigest(),
+            metadata=self._metadata,
+            deadline=deadline,
+        )
+
+
+def _describe(error: BaseException) -> str:
+    text = str(error)
+    name = type(error).__name__
+    return f"{name}: {text}"[:4000] if text else name

@@ -1,0 +1,371 @@
+"""The verbs of the runtime: run, start, resume, rewind, fork, pause, cancel, checkpoint, delete.
+
+What a verb does in which situation stands in `core.transitions`; here it is done. A decision is
+made on a head that was just read and made again on the head that the claim returns: nobody else can
+change the run from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core.codec import dumps
+from holdfast.core.events import events_of
+from holdfast.core.ids import check_id, new_id, parse_ref
+from holdfast.core.transitions import HINTS, Act, Situation, act, situation
+from holdfast.engine.engine import Engine, Info, LiveRun, digest_of
+from holdfast.engine.reader import Reader
+from holdfast.engine.writer import RunWriter
+from holdfast.errors import (
+    HoldfastError,
+    InputChangedError,
+    NotACheckpointError,
+    RunCancelledError,
+    RunExistsError,
+    RunFailedError,
+    RunInterruptedError,
+    RunNotFoundError,
+    RunOwnedError,
+    RunPausedError,
+    RunWaitingError,
+    StepMissingError,
+    StoreDamagedError,
+    UsageError,
+    VerbRefusedError,
+    WrongFlowError,
+)
+from holdfast.flows.base import Flow
+from holdfast.model import Claim, Head, Kind, Mail, Posted, Query, RunStatus
+
+MISSING: Any = object()
+_LOOK_AGAIN = 1.0
+_MARKS = {"pause": (Kind.PAUSED, RunStatus.PAUSED), "cancel": (Kind.CANCELLED, RunStatus.CANCELLED)}
+
+
+class Verbs:
+    """What users do with runs."""
+
+    def __init__(self, engine: Engine, reader: Reader) -> None:
+        self._engine, self._reader = engine, reader
+
+    # New runs
+
+    async def start(
+        self, flow: Flow[Any], input: Any, run: str | None, metadata: dict[str, Any] | None, parent: str | None
+    ) -> LiveRun:
+        """A new run, live here."""
+        engine = self._engine
+        if engine.closing:
+            raise UsageError("this Runtime is shutting down and starts nothing any more")
+        engine.registry.register(flow)
+        run = new_id(flow.name) if run is None else check_id(run)
+        if parent is not None:
+            check_id(parent)
+        codec = engine.registry.codec(flow.name)
+        given = None if input is MISSING else input
+        position = flow.start(given)
+        head, writer = await engine.create(
+            run,
+            flow.name,
+            codec.encode(position.state),
+            position.cursor,
+            digest=self._digest(flow, given),
+            metadata=encode_metadata(metadata),
+            parent=parent,
+            shape=(flow.total_steps, flow.step_names),
+        )
+        return engine.drive(head, writer)
+
+    def _digest(self, flow: Flow[Any], input: Any) -> str:
+        return digest_of(self._engine.registry.codec(flow.name).encode(input, path="input"))
+
+    async def fork(
+        self, ref: str, run: str | None, state: Any, metadata: dict[str, Any] | None
+    ) -> tuple[Head, LiveRun | None]:
+        """A new run from a checkpoint; the source is only read. Live here if the program has the flow."""
+        engine = self._engine
+        source, seq = parse_ref(ref)
+        head = await self._head(source)
+        point = await self._reader.point(head, seq)
+        if point is None:
+            raise NotACheckpointError(source, seq or 0, await self._reader.nearest(head, seq or 0))
+        info = msgspec.json.decode(head.info, type=Info)
+        tree, digest = point.tree, info.digest
+        if state is not MISSING:
+            tree = engine.registry.codec(head.flow).encode(state)
+            digest = digest_of(tree)
+        new_head, writer = await engine.create(
+            new_id(head.flow) if run is None else check_id(run),
+            head.flow,
+            tree,
+            point.cursor,
+            digest=digest,
+            metadata=head.metadata if metadata is None else encode_metadata(metadata),
+            parent=head.parent,
+            origin=f"{source}@{point.seq}",
+            shape=(info.total, info.steps),
+        )
+        if engine.registry.has(head.flow):
+            return new_head, engine.drive(new_head, writer)
+        await writer.release()
+        return new_head, None
+
+    # Going on
+
+    async def run(
+        self,
+        flow: Flow[Any],
+        input: Any,
+        run: str | None,
+        metadata: dict[str, Any] | None,
+        parent: str | None,
+        until: Literal["ended", "settled"],
+    ) -> Any:
+        """Start the run, continue it, or give its result."""
+        if until not in ("ended", "settled"):
+            raise UsageError(f"until={until!r}: it is 'ended' or 'settled'")
+        self._engine.registry.register(flow)
+        if run is None:
+            return await self.outcome(await self.start(flow, input, run, metadata, parent))
+        check_id(run)
+        while True:
+            head = await self._reader.head(run)
+            if head is None:
+                try:
+                    return await self.outcome(await self.start(flow, input, run, metadata, parent))
+                except RunExistsError:
+                    continue  # somebody else was quicker: join
+            if head.flow != flow.name:
+                raise WrongFlowError(run, head.flow, flow.name)
+            if input is not MISSING and self._digest(flow, input) != msgspec.json.decode(head.info, type=Info).digest:
+                raise InputChangedError(run)
+            return await self.follow(run, until=until)
+
+    async def follow(self, run: str, *, until: Literal["ended", "settled"] = "ended") -> Any:
+        """The result of a run, wherever it is driven; taken up here when nobody has it."""
+        token = 0
+        while True:
+            live = self._engine.live.get(run)
+            if live is not None:
+                return await self.outcome(live)
+            head = await self._head(run)
+            where = situation(head)
+            match act("run", where):
+                case Act.RESULT:
+                    return await self._reader.result(head)
+                case Act.RAISE:
+                    raise ended_error(head)
+                case Act.TAKE:
+                    try:
+                        return await self.outcome(await self.resume(run))
+                    except (RunOwnedError, VerbRefusedError):
+                        continue  # somebody else was quicker
+                case _:
+                    if where is Situation.WAITING and until == "settled":
+                        raise RunWaitingError(run, head.waiting_for)
+                    token = await self._engine.store.wait_change(token, _LOOK_AGAIN)
+
+    async def outcome(self, live: LiveRun) -> Any:
+        """What a run that is live here comes to. Giving up the wait does not stop the run."""
+        outcome = await asyncio.shield(live.done)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.result
+
+    async def resume(self, ref: str) -> LiveRun:
+        """Go on from the latest checkpoint."""
+        run, seq = parse_ref(ref)
+        if seq is not None:
+            raise UsageError(f"resume goes on from the latest checkpoint; rt.rewind({ref!r}) goes back to that one")
+        claim = await self._claim("resume", run)
+        writer = await self._writer(claim)
+        if claim.head.status in (RunStatus.PAUSED, RunStatus.FAILED):
+            # The caller is told that it goes on: that must outlive this process.
+            await self._reopen(claim, writer)
+        return await self._engine.take(claim, writer)
+
+    async def _reopen(self, claim: Claim, writer: RunWriter) -> None:
+        mark = (Kind.RESUMED, {"from": writer.checkpoint_seq})
+        cleared: dict[str, Any] = {"error": None, "ended_at": None, "expires_at": None}
+        await writer.write([mark], status=RunStatus.RUNNING, attempt=1, **cleared)
+
+    async def rewind(self, ref: str) -> LiveRun:
+        """Go on from an older checkpoint, in place; nothing is deleted."""
+        run, seq = parse_ref(ref)
+        head = await self._head(run)
+        point = await self._reader.point(head, seq)
+        if point is None:
+            raise NotACheckpointError(run, seq or 0, await self._reader.nearest(head, seq or 0))
+        claim = await self._claim("rewind", run, next_step=point.cursor)
+        writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, None)
+        await writer.rewind(point)
+        return await self._engine.take(claim, writer)
+
+    # Stopping
+
+    async def stop(self, verb: Literal["pause", "cancel"], run: str, reason: str | None = None) -> None:
+        """Pause or cancel: at the next safe point where it is live, at once where it is not."""
+        check_id(run)
+        posted = False
+        while True:
+            head = await self._head(run)
+            todo = act(verb, situation(head))
+            if todo is Act.NOTHING or (todo is Act.POST and posted):
+                return
+            if todo is Act.REFUSE:
+                raise refused(verb, head)
+            if todo is Act.POST:
+                posted = await self._engine.store.post_mail(run, Mail(verb, dumps(reason))) is Posted.ACCEPTED
+                await self._engine.fetch_mail(run)
+                continue  # look again: its owner may have left before the mail came
+            claims = await self._engine_claim(run)
+            if claims and await self._apply(verb, claims[0], reason):
+                return
+
+    async def _apply(self, verb: str, claim: Claim, reason: str | None) -> bool:
+        """Change the status of a run that nobody drives; False when it has changed meanwhile."""
+        writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, None)
+        if act(verb, situation(replace(claim.head, owned=False))) is not Act.APPLY:
+            await self._unclaim(claim)
+            return False
+        kind, status = _MARKS[verb]
+        body = {"reason": reason} if verb == "cancel" else {}
+        taken = tuple(mail.id for mail in claim.mail if mail.kind in ("pause", "cancel"))
+        error = None if reason is None else dumps({"step": None, "error": reason})
+        await writer.write([(kind, body)], status=status, take=taken, attempt=0, error=error)
+        if self._engine.observed:
+            for event in events_of(claim.head.id, writer.written[-1]):
+                self._engine.emit(event)
+        return True
+
+    async def checkpoint(self, run: str) -> str:
+        """A checkpoint at the next safe point; its id."""
+        head = await self._head(run)
+        if situation(head) is Situation.LIVE:
+            key = f"checkpoint-{secrets.token_hex(8)}"
+            await self._engine.store.post_mail(run, Mail("checkpoint", key=key))
+            await self._engine.fetch_mail(run)
+            async for event in self._after(run, head.seq):
+                if event.type == "checkpointed" and key in event.data.get("asked", ()):
+                    return f"{run}@{event.seq}"
+            head = await self._head(run)
+        point = await self._reader.point(head, None)
+        assert point is not None
+        return f"{run}@{point.seq}"
+
+    async def _after(self, run: str, seq: int) -> Any:
+        """The events of a run from there on for as long as somebody drives it."""
+        token, after = 0, seq
+        while True:
+            token = await self._engine.store.wait_change(token, _LOOK_AGAIN)
+            head = await self._head(run)
+            async for event in self._reader.events(run, after, False):
+                after = max(after, event.seq or 0)
+                yield event
+            if situation(head) is not Situation.LIVE:
+                return
+
+    async def delete(self, run: str) -> None:
+        """Remove a run with all its history. Nothing happens when there is none."""
+        check_id(run)
+        head = await self._reader.head(run)
+        if head is None:
+            return
+        live = act("delete", situation(head)) is Act.REFUSE
+        if live or not (await self._engine.store.delete_run(run) or await self._reader.head(run) is None):
+            raise VerbRefusedError(run, "delete", Situation.LIVE, HINTS["delete", Situation.LIVE])
+
+    # Claiming
+
+    async def _head(self, run: str) -> Head:
+        head = await self._reader.head(check_id(run))
+        if head is None:
+            raise RunNotFoundError(run)
+        return head
+
+    async def _claim(self, verb: str, run: str, next_step: dict[str, Any] | None = None) -> Claim:
+        """Claim a run in order to drive it, after everything that could forbid it has been looked at."""
+        head = await self._head(run)
+        self._permit(verb, head)
+        flow, _ = self._engine.registry.flow(run, head.flow)
+        cursor = next_step or msgspec.json.decode(head.cursor)
+        if cursor["next"] is not None and flow.next_step(cursor) is None:
+            raise StepMissingError(run, head.flow, cursor["next"], flow.step_names)
+        claims = await self._engine_claim(run)
+        if not claims:
+            raise RunOwnedError(run, head.owner)
+        try:
+            self._permit(verb, replace(claims[0].head, owned=False))
+        except HoldfastError:
+            await self._unclaim(claims[0])
+            raise
+        return claims[0]
+
+    async def _engine_claim(self, run: str) -> list[Claim]:
+        if run in self._engine.live:
+            return []
+        await self._engine.ownership.begin()
+        return await self._engine.store.claim_runs(Query(ids=(run,), limit=1), self._engine.ownership.id)
+
+    async def _writer(self, claim: Claim) -> RunWriter:
+        try:
+            return self._engine.writer(claim)
+        except StoreDamagedError:
+            await self._unclaim(claim)
+            raise
+
+    async def _unclaim(self, claim: Claim) -> None:
+        head = replace(claim.head, attempt=claim.head.attempt - 1)
+        await RunWriter(self._engine.committer, self._engine.clock, head, None).release()
+
+    def _permit(self, verb: str, head: Head) -> None:
+        match act(verb, situation(head)):
+            case Act.REFUSE:
+                raise refused(verb, head)
+            case Act.RAISE:
+                raise ended_error(head)
+
+
+def refused(verb: str, head: Head) -> HoldfastError:
+    """Why the run's situation does not allow the verb."""
+    where = situation(head)
+    if where is Situation.LIVE and verb in ("resume", "rewind"):
+        return RunOwnedError(head.id, head.owner)
+    return VerbRefusedError(head.id, verb, where, HINTS.get((verb, where), ""))
+
+
+def ended_error(head: Head) -> HoldfastError:
+    """What a run that gives no result has come to."""
+    error = None if head.error is None else msgspec.json.decode(head.error)
+    match situation(head):
+        case Situation.PAUSED:
+            return RunPausedError(head.id)
+        case Situation.WAITING:
+            return RunWaitingError(head.id, head.waiting_for)
+        case Situation.CANCELLED:
+            return RunCancelledError(head.id, error and error.get("error"))
+        case Situation.FAILED:
+            return RunFailedError(head.id, error and error.get("step"), (error and error.get("error")) or "unknown")
+        case _:
+            return RunInterruptedError(head.id)
+
+
+def encode_metadata(metadata: dict[str, Any] | None) -> bytes:
+    """Metadata as JSON, exactly. Raises UsageError for what JSON cannot hold."""
+    if metadata is None:
+        return b"{}"
+    try:
+        encoded = msgspec.json.encode(metadata)
+        if type(metadata) is dict and msgspec.json.decode(encoded) == metadata:
+            for key, value in metadata.items():
+                if type(value) is int and not -(2**63) <= value < 2**63:
+                    raise UsageError(f"metadata[{key!r}] is an integer of more than 64 bits; store it as a text")
+            return encoded
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"metadata must be a plain JSON object: {error}") from error
+    raise UsageError("metadata must be a JSON object of texts, numbers, booleans, lists and objects")

@@ -1,0 +1,245 @@
+"""The log of a run that is owned here: the one place that turns what happened into a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.core.checksum import seal
+from holdfast.core.codec import Tree, dumps
+from holdfast.core.history import Point, Segment
+from holdfast.core.transitions import ENDED, check_transition
+from holdfast.engine.committer import Committer
+from holdfast.errors import OwnershipLostError, RunExistsError, StoreError
+from holdfast.model import Commit, Entry, Head, HeadChange, Kind, Mail, Refusal, RunStatus
+
+StepTaken = tuple[str, float, float]
+Mark = tuple[Kind, dict[str, Any]]
+
+
+class Progress:
+    """Where a run has come to since its last checkpoint."""
+
+    __slots__ = ("cursor", "steps", "tree")
+
+    def __init__(self, tree: Tree, cursor: dict[str, Any], steps: Sequence[StepTaken]) -> None:
+        self.tree, self.cursor, self.steps = tree, cursor, steps
+
+
+class RunWriter:
+    """Knows what the store holds of the run, and writes what comes next under the run's fence."""
+
+    def __init__(self, committer: Committer, clock: Clock, head: Head, point: Point | None) -> None:
+        """Without a point only the status can be written: for a run that cannot be gone on with."""
+        assert head.owner is not None
+        self._committer, self._clock = committer, clock
+        self.run, self.owner, self.fence = head.id, head.owner, head.fence
+        self.status, self.attempt, self.seq, self.floor = head.status, head.attempt, head.seq, head.floor
+        self.started_at = head.started_at
+        self.tree: Tree = None if point is None else point.tree
+        self.cursor: dict[str, Any] = msgspec.json.decode(head.cursor) if point is None else point.cursor
+        self.branch = 0 if point is None else point.branch
+        self.checkpoint_seq = 0 if point is None else point.seq
+        self.segment = Segment(head.base, 0) if point is None else Segment(point.base, point.written)
+        self.marks_due: list[Mark] = []
+        """What happened already and travels with the next commit."""
+        self.written: list[Entry] = []
+        """The entries of the last commit."""
+        self.closed = False
+        """Nothing more is written from here."""
+        self.given_up = False
+        """The store knows that the run is not owned by this writer any more."""
+        self._in_doubt: _Landed | None = None
+
+    async def write(
+        self,
+        marks: Sequence[Mark] = (),
+        *,
+        progress: Progress | None = None,
+        extra: dict[str, Any] | None = None,
+        status: RunStatus | None = None,
+        take: tuple[int, ...] = (),
+        drop_history: bool = False,
+        **fields: Any,
+    ) -> tuple[Mail, ...]:
+        """Commit the progress and the marks together; gives the mail that waits for the run.
+
+        A status other than running gives the run up as well. When this raises StoreError, nothing is
+        known to have been written; OwnershipLostError says that another owner has it, and nothing was.
+        """
+        if self.closed:
+            raise OwnershipLostError(self.run, self.fence)
+        now, given = self._clock.now(), dict(fields)
+        entries, segment = self._entries(marks, progress, extra or {}, now, whole=drop_history)
+        rebase = _last_checkpoint(entries) if drop_history else None
+        if rebase is not None:
+            fields["floor"] = rebase.seq
+        change = self._change(fields, status, progress, segment, now)
+        commit = Commit(
+            run=self.run,
+            owner=self.owner,
+            fence=self.fence,
+            entries=tuple(entries),
+            change=change,
+            take=take,
+            rebase=rebase,
+        )
+        landed = _Landed(entries, change, progress, segment)
+        try:
+            reply = await self._committer.submit(commit)
+        except StoreError:
+            self._in_doubt = self._in_doubt or landed
+            raise
+        if reply.refused is Refusal.GAP and self._in_doubt is not None:
+            # The commit that failed had reached the disk after all: count it, and write what is new.
+            landed, self._in_doubt = self._in_doubt, None
+            self._count(landed)
+            return await self.write(
+                marks, progress=progress, extra=extra, status=status, take=take, drop_history=drop_history, **given
+            )
+        if reply.refused is not None:
+            self.closed = self.given_up = True
+            raise OwnershipLostError(self.run, self.fence)
+        self._in_doubt = None
+        self._count(landed)
+        return reply.mail
+
+    async def rewind(self, point: Point) -> None:
+        """Begin a new branch at an older checkpoint: durable, and the run goes on from there."""
+        check_transition(self.status, RunStatus.RUNNING)
+        seq = self.seq + 1
+        body = dumps({"state": point.tree, "branch": seq, "to": point.seq})
+        entry = seal(self.run, seq, Kind.REWOUND, self.fence, self._clock.now(), dumps(point.cursor), body)
+        change = HeadChange(
+            status=RunStatus.RUNNING, base=seq, attempt=1, error=None, ended_at=None, expires_at=None, waiting_for=None
+        )
+        commit = Commit(run=self.run, owner=self.owner, fence=self.fence, entries=(entry,), change=change)
+        reply = await self._committer.submit(commit)
+        if reply.refused is not None:
+            raise OwnershipLostError(self.run, self.fence)
+        self._count(_Landed([entry], change, None, Segment(seq, len(body), len(body))))
+        self.tree, self.cursor, self.branch, self.checkpoint_seq = point.tree, point.cursor, seq, seq
+
+    async def release(self) -> None:
+        """Give the run up as it stands. A refusal means that somebody else has it already."""
+        self.closed = True
+        await self._committer.submit(
+            Commit(
+                run=self.run, owner=self.owner, fence=self.fence, change=HeadChange(owner=None, attempt=self.attempt)
+            )
+        )
+
+    async def look(self) -> tuple[Mail, ...]:
+        """The mail that waits for the run; writes nothing."""
+        reply = await self._committer.submit(Commit(run=self.run, owner=self.owner, fence=self.fence))
+        return reply.mail
+
+    async def replace_history(self, entry: Entry) -> None:
+        """Put a full snapshot in the place of an older checkpoint and drop what lies before it."""
+        reply = await self._committer.submit(
+            Commit(run=self.run, owner=self.owner, fence=self.fence, rebase=entry, change=HeadChange(floor=entry.seq))
+        )
+        if reply.refused is None:
+            self.floor = entry.seq
+
+    def _entries(
+        self, marks: Sequence[Mark], progress: Progress | None, extra: dict[str, Any], now: float, *, whole: bool
+    ) -> tuple[list[Entry], Segment]:
+        """The entries of a commit in order: what was due, the checkpoint, the marks."""
+        segment, entries, seq = self.segment, [], self.seq
+        old_cursor = dumps(self.cursor)
+        new_cursor = old_cursor if progress is None else dumps(progress.cursor)
+
+        def add(kind: Kind, body: bytes, cursor: bytes) -> None:
+            nonlocal seq
+            seq += 1
+            entries.append(seal(self.run, seq, kind, self.fence, now, cursor, body))
+
+        for kind, mark in self.marks_due:
+            add(kind, dumps(mark), old_cursor)
+        if progress is None and whole:
+            progress = Progress(self.tree, self.cursor, ())
+        if progress is not None:
+            extra = {"steps": progress.steps, **extra}
+            body, segment = segment.next(seq + 1, self.tree, progress.tree, self.branch, extra, whole=whole)
+            add(Kind.CHECKPOINT, body, new_cursor)
+        for kind, mark in marks:
+            add(kind, dumps(mark), new_cursor)
+        return entries, segment
+
+    def _change(
+        self,
+        fields: dict[str, Any],
+        status: RunStatus | None,
+        progress: Progress | None,
+        segment: Segment,
+        now: float,
+    ) -> HeadChange | None:
+        """The head is touched only when something of it changes: that spares most steps a second write."""
+        if status is None and progress is not None and self.status != RunStatus.RUNNING:
+            status = RunStatus.RUNNING
+        if status is not None and status != self.status:
+            check_transition(self.status, status)
+            fields["status"] = status
+        if status is not None and status != RunStatus.RUNNING:
+            fields["owner"] = None
+            fields["ended_at"] = now if status in ENDED else None
+        elif status is not None and self.started_at is None:
+            fields["started_at"] = now
+        if progress is not None and self.attempt != 1:
+            fields.setdefault("attempt", 1)
+        if segment.base != self.segment.base:
+            fields["base"] = segment.base
+        return HeadChange(**fields) if fields else None
+
+    def _count(self, landed: _Landed) -> None:
+        """What was written is now what the store holds."""
+        self.written, self.segment = landed.entries, landed.segment
+        self.marks_due = []
+        if landed.entries:
+            self.seq = landed.entries[-1].seq
+        if landed.progress is not None:
+            self.tree, self.cursor = landed.progress.tree, landed.progress.cursor
+            self.checkpoint_seq = _last_checkpoint(landed.entries).seq
+        changes = landed.change.fields() if landed.change is not None else {}
+        for name in ("status", "attempt", "floor", "started_at"):
+            if name in changes:
+                setattr(self, name, changes[name])
+        if "owner" in changes:
+            self.closed = self.given_up = True
+
+
+class _Landed:
+    """All that a commit changes in the store, kept until it is known whether it did."""
+
+    __slots__ = ("change", "entries", "progress", "segment")
+
+    def __init__(
+        self, entries: list[Entry], change: HeadChange | None, progress: Progress | None, segment: Segment
+    ) -> None:
+        self.entries, self.change, self.progress, self.segment = entries, change, progress, segment
+
+
+def _last_checkpoint(entries: list[Entry]) -> Entry:
+    return next(entry for entry in reversed(entries) if entry.kind == Kind.CHECKPOINT)
+
+
+async def create_run(
+    committer: Committer, clock: Clock, head: Head, tree: Tree, cursor: dict[str, Any], body: dict[str, Any]
+) -> RunWriter:
+    """A new run, durable when this returns. Raises RunExistsError when the id is taken."""
+    assert head.owner is not None
+    encoded = dumps({**body, "state": tree, "branch": 0})
+    entry = seal(head.id, 1, Kind.CREATED, head.fence, head.created_at, dumps(cursor), encoded)
+    commit = Commit(run=head.id, owner=head.owner, fence=head.fence, create=head, entries=(entry,))
+    reply = await committer.submit(commit)
+    if reply.refused is Refusal.EXISTS:
+        raise RunExistsError(head.id)
+    if reply.refused is not None:
+        raise StoreError(f"run {head.id} could not be created: {reply.refused}")
+    writer = RunWriter(committer, clock, head, Point(entry, tree, cursor, 1, 0, len(encoded), body))
+    writer.seq, writer.written = 1, [entry]
+    return writer

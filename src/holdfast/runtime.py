@@ -1,0 +1,320 @@
+"""Runtime and RunHandle: what a program holds in its hands."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.core.ids import check_id, parse_ref
+from holdfast.core.policy import CheckpointPolicy
+from holdfast.core.retry import RetryPolicy
+from holdfast.engine.engine import Engine
+from holdfast.engine.listing import list_query, page_cursor
+from holdfast.engine.reader import Reader, run_view
+from holdfast.engine.recovery import Recovery
+from holdfast.engine.verbs import MISSING, Verbs
+from holdfast.errors import UsageError
+from holdfast.flows.base import Flow
+from holdfast.model import Checkpoint, Event, Run, RunStatus
+from holdfast.store.base import Store
+from holdfast.store.locate import default_location, locate
+
+R = TypeVar("R")
+
+_PAGE = 100
+
+
+class RunHandle(Generic[R]):
+    """A run, wherever it is driven."""
+
+    def __init__(self, runtime: Runtime, run: str) -> None:
+        self._runtime = runtime
+        self.id = run
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+    async def result(self) -> R:
+        """The run's result, when it has one.
+
+        Raises RunFailedError, RunCancelledError, RunPausedError, or RunInterruptedError when this process
+        handed it back. Giving up the wait does not stop the run.
+        """
+        result: R = await self._runtime._verbs_now().follow(self.id)
+        return result
+
+    async def pause(self) -> None:
+        """Pause the run at its next safe point. It stays paused, over restarts too, until it is resumed."""
+        await self._runtime.pause(self.id)
+
+    async def resume(self) -> None:
+        """Go on with the run from its latest checkpoint, here."""
+        await self._runtime.resume(self.id)
+
+    async def cancel(self, reason: str | None = None) -> None:
+        """Cancel the run at its next safe point, for good. An async step under way gets a CancelledError."""
+        await self._runtime.cancel(self.id, reason)
+
+    async def checkpoint(self) -> str:
+        """Make a checkpoint at the next safe point and give its id, RUN@SEQ."""
+        return await self._runtime._verbs_now().checkpoint(self.id)
+
+
+class Runtime:
+    """Runs flows on a store. Use it as `async with Runtime(...) as rt`.
+
+    `store`: `sqlite:FILE`, `file:FOLDER`, `memory:`, a store object, or None to keep nothing; left out,
+    $HOLDFAST_STORE, else `.holdfast/runs.db`. `recover=True` takes up what was interrupted and keeps
+    looking. `lease`, `heartbeat` and `grace` are seconds: how long this process may be silent before
+    others take over, how often it says that it lives, and how long a shutdown waits for steps under way.
+    `crash_limit`: a run taken up so often without finishing a step is ended as failed. `on_event` gets every
+    event as it happens. `durability="process"` risks the last commits in a power cut, for speed.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | Store | None = MISSING,
+        *,
+        recover: bool = False,
+        lease: float = 15.0,
+        heartbeat: float = 5.0,
+        grace: float = 10.0,
+        concurrency: int = 1000,
+        policy: CheckpointPolicy | None = None,
+        retry: RetryPolicy | None = None,
+        crash_limit: int = 10,
+        on_event: Callable[[Event], Any] | None = None,
+        durability: Literal["power", "process"] = "power",
+        clock: Clock | None = None,
+    ) -> None:
+        if not 0 < heartbeat < lease:
+            raise UsageError(f"heartbeat={heartbeat} must be more than 0 and less than lease={lease}")
+        if concurrency < 1 or crash_limit < 1 or grace < 0:
+            raise UsageError("concurrency and crash_limit are at least 1, grace is not negative")
+        self._clock = clock or SystemClock()
+        self._store = locate(
+            default_location() if store is MISSING else store, clock=self._clock, durability=durability
+        )
+        self._settings: dict[str, Any] = {
+            "lease": lease,
+            "heartbeat": heartbeat,
+            "concurrency": concurrency,
+            "policy": policy,
+            "retry": retry,
+            "crash_limit": crash_limit,
+            "on_event": on_event,
+        }
+        self._recover, self._grace, self._heartbeat = recover, grace, heartbeat
+        self._to_register: list[Any] = []
+        self._engine: Engine | None = None
+        self._verbs: Verbs | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._hurry: asyncio.Event | None = None
+
+    # Opening and closing
+
+    async def __aenter__(self) -> Self:
+        if self._engine is not None:
+            raise UsageError("this Runtime is open already")
+        await self._store.open()
+        self._engine = engine = Engine(self._store, self._clock, **self._settings)
+        engine.registry.register(*self._to_register)
+        self._reader = Reader(self._store, engine.registry)
+        self._verbs = Verbs(engine, self._reader)
+        self._recovery = Recovery(engine)
+        self._hurry = asyncio.Event()
+        self._pid = os.getpid()
+        if self._recover:
+            self._looking = asyncio.ensure_future(self._recovery.keep_looking(min(self._heartbeat, 1.0)))
+        else:
+            self._looking = asyncio.ensure_future(self._recovery.prune_quietly())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Hand every live run back, resumable, and let go of the store.
+
+        Steps under way may finish within the grace time; what still runs then is cut off. Calling it again
+        while it waits makes it stop waiting.
+        """
+        if self._hurry is None:
+            return
+        if self._engine is None or self._engine.closing:
+            self._hurry.set()
+            return
+        if self._looking is not None:
+            self._looking.cancel()
+        try:
+            await self._engine.shutdown(self._grace, self._hurry)
+        finally:
+            self._engine = self._verbs = None
+            await self._store.close()
+
+    def _verbs_now(self) -> Verbs:
+        if self._verbs is None:
+            raise UsageError("this Runtime is not open. Use it inside `async with Runtime(...) as rt:`")
+        if self._pid != os.getpid():
+            raise UsageError("this Runtime was opened before a fork. Open a new one in the child process.")
+        return self._verbs
+
+    def register(self, *items: Any) -> None:
+        """Make flows known, so that their stored runs can go on here, and types that states may hold."""
+        if self._engine is None:
+            self._to_register.extend(items)
+        else:
+            self._engine.registry.register(*items)
+
+    # Running
+
+    async def run(
+        self,
+        flow: Flow[R],
+        input: Any = MISSING,
+        *,
+        id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        parent: str | None = None,
+        until: Literal["ended", "settled"] = "ended",
+    ) -> R:
+        """The result of the run `id`: started, continued from its last checkpoint, joined, or read.
+
+        With another input than the stored one it is an error and nothing runs. `until="settled"` raises
+        RunWaitingError instead of waiting with a run that waits for something from outside.
+        """
+        result: R = await self._verbs_now().run(flow, input, id, metadata, parent, until)
+        return result
+
+    async def start(
+        self,
+        flow: Flow[R],
+        input: Any = None,
+        *,
+        id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        parent: str | None = None,
+    ) -> RunHandle[R]:
+        """A new run, durable before this returns and before any step runs.
+
+        Raises RunExistsError when the id is taken.
+        """
+        live = await self._verbs_now().start(flow, input, id, metadata, parent)
+        return RunHandle(self, live.id)
+
+    async def resume(self, ref: str) -> RunHandle[Any]:
+        """Go on with a run from its latest checkpoint: interrupted, paused or failed ones."""
+        return RunHandle(self, (await self._verbs_now().resume(ref)).id)
+
+    async def rewind(self, ref: str) -> RunHandle[Any]:
+        """Go on from an older checkpoint, RUN@SEQ, in place. Nothing of the history is deleted."""
+        return RunHandle(self, (await self._verbs_now().rewind(ref)).id)
+
+    async def fork(
+        self, ref: str, *, id: str | None = None, state: Any = MISSING, metadata: dict[str, Any] | None = None
+    ) -> RunHandle[Any]:
+        """A new run from a checkpoint, with another state if one is given. The source is untouched.
+
+        It runs here if this program has the flow; otherwise it stays pending until one that has it recovers.
+        """
+        head, _ = await self._verbs_now().fork(ref, id, state, metadata)
+        return RunHandle(self, head.id)
+
+    async def pause(self, id: str) -> None:
+        """Pause a run: at its next safe point where it is live, at once where it is not."""
+        await self._verbs_now().stop("pause", id)
+
+    async def cancel(self, id: str, reason: str | None = None) -> None:
+        """Cancel a run for good: at its next safe point where it is live, at once where it is not."""
+        await self._verbs_now().stop("cancel", id, reason)
+
+    async def recover(self) -> list[RunHandle[Any]]:
+        """Take up every interrupted run of a registered flow that nobody drives; their handles."""
+        self._verbs_now()
+        return [RunHandle(self, live.id) for live in await self._recovery.recover()]
+
+    async def interrupted(self) -> list[Run]:
+        """What `recover` would take up, only listed."""
+        self._verbs_now()
+        return [run_view(head) for head in await self._recovery.interrupted()]
+
+    # Looking
+
+    async def get(self, id: str) -> Run | None:
+        """What is known of a run; None when there is none."""
+        self._verbs_now()
+        head = await self._reader.head(check_id(id))
+        return None if head is None else run_view(head)
+
+    async def list(
+        self,
+        *,
+        status: RunStatus | str | Iterable[RunStatus | str] | None = None,
+        flow: str | Iterable[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        parent: str | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+    ) -> AsyncIterator[Run]:
+        """The runs that match all filters, newest first.
+
+        `limit` runs at most; `after` goes on behind the run of that page cursor (see `page`).
+        """
+        self._verbs_now()
+        query = list_query(status, flow, metadata, parent, created_after, created_before, limit, after)
+        left = limit
+        while left is None or left > 0:
+            size = _PAGE if left is None else min(left, _PAGE)
+            heads = await self._store.list_heads(query.page(size))
+            for head in heads:
+                yield run_view(head)
+            if len(heads) < size:
+                return
+            query = query.behind(heads[-1])
+            left = None if left is None else left - len(heads)
+
+    @staticmethod
+    def page(run: Run) -> str:
+        """The cursor that `list(after=...)` takes to go on behind this run."""
+        return page_cursor(run)
+
+    async def checkpoints(self, id: str) -> AsyncIterator[Checkpoint]:
+        """The checkpoints of a run that are kept, oldest first."""
+        self._verbs_now()
+        async for checkpoint in self._reader.checkpoints(check_id(id)):
+            yield checkpoint
+
+    async def load(self, ref: str) -> Checkpoint | None:
+        """One checkpoint by RUN@SEQ, or the latest by RUN; None when it is not there."""
+        self._verbs_now()
+        return await self._reader.load(*parse_ref(ref))
+
+    async def events(self, id: str, *, after: int | Event = 0, follow: bool = False) -> AsyncIterator[Event]:
+        """What happened in a run behind the place `after`, in order; with `follow`, as it goes on.
+
+        `after` is a seq, or the last event seen, so that a reader who comes back misses nothing and sees
+        nothing twice. Following ends when the run has ended; a restart of its process does not end it.
+        """
+        self._verbs_now()
+        async for event in self._reader.events(check_id(id), after, follow):
+            yield event
+
+    # Removing
+
+    async def delete(self, id: str) -> None:
+        """Remove a run with all its history. Nothing happens when there is none; a live one is refused."""
+        await self._verbs_now().delete(id)
+
+    async def prune(self) -> int:
+        """Remove the history that has expired by the policies' `ttl`; how many runs lost some."""
+        self._verbs_now()
+        return await self._recovery.prune()

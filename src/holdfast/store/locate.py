@@ -1,0 +1,78 @@
+"""From what a user writes to a store. A store's driver is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from holdfast.clock import Clock
+from holdfast.errors import UsageError
+from holdfast.store.base import Store
+
+DEFAULT = ".holdfast/runs.db"
+
+
+def locate(
+    where: str | os.PathLike[str] | Store | None,
+    *,
+    clock: Clock | None = None,
+    durability: Literal["power", "process"] = "power",
+) -> Store:
+    """The store for a URL (`sqlite:FILE`, `file:FOLDER`, `memory:`), a path of a database file, or None.
+
+    None keeps nothing. A store object is given back as it is.
+    """
+    if isinstance(where, Store):
+        return where
+    if where is None:
+        from holdfast.store.memory import MemoryStore
+
+        return MemoryStore(clock, keep=False)
+    text = os.fspath(where)
+    scheme, colon, rest = text.partition(":")
+    if scheme == "memory" and colon:
+        from holdfast.store.memory import MemoryStore
+
+        return MemoryStore(clock)
+    if scheme == "file" and colon:
+        from holdfast.store.files import FilesStore
+
+        return FilesStore(_path(rest, text), clock=clock, durability=durability)
+    if scheme == "sqlite" and colon:
+        text = _path(rest, text)
+    elif colon and "/" not in scheme:
+        raise UsageError(f"{_shown(text)}: no store is called {scheme!r}. Use sqlite:FILE, file:FOLDER or memory:")
+    if not text:
+        raise UsageError("the store's name is empty. Use sqlite:FILE, file:FOLDER or memory:")
+    from holdfast.store.sqlite import SqliteStore
+
+    return SqliteStore(text, clock=clock, durability=durability)
+
+
+def default_location() -> str:
+    """$HOLDFAST_STORE, else `.holdfast/runs.db` under the working directory, whose folder is made."""
+    named = os.environ.get("HOLDFAST_STORE")
+    if named:
+        return named
+    Path(DEFAULT).parent.mkdir(mode=0o700, exist_ok=True)
+    return f"sqlite:{DEFAULT}"
+
+
+def _path(rest: str, text: str) -> str:
+    path = rest.removeprefix("//") if rest.startswith("///") else rest
+    if path.startswith("//") or not path:
+        raise UsageError(f"{_shown(text)} names no file. Write sqlite:runs.db or sqlite:/var/lib/app/runs.db")
+    return path
+
+
+def _shown(text: str) -> str:
+    """The URL without its password."""
+    try:
+        parts = urlsplit(text)
+        if parts.password is None:
+            return ascii(text)
+        return ascii(text.replace(f":{parts.password}@", ":***@"))
+    except ValueError:
+        return "the store's URL"
