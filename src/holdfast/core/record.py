@@ -7,12 +7,13 @@ the log as well. Neither does any I/O, and both can be encoded with msgspec.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.model import Claim, Commit, Entry, Head, Mail, Posted, Refusal
+from holdfast.model import Claim, Commit, Entry, Head, Mail, Posted, Refusal, Reply
 
 
 class Ledger(msgspec.Struct):
@@ -33,6 +34,10 @@ class Ledger(msgspec.Struct):
         record = cls(replace(commit.create, owned=False))
         record.apply(commit)
         return record
+
+    def copy(self) -> Self:
+        """A record that can be changed without changing this one; the keys used so far are shared."""
+        return replace(self, inbox=list(self.inbox))
 
     def apply(self, commit: Commit) -> None:
         """Do what the commit says. It must not have been refused."""
@@ -64,7 +69,7 @@ class Ledger(msgspec.Struct):
     def receive(self, mail: Mail) -> None:
         """Put stamped mail into the inbox."""
         self.inbox.append(mail)
-        self.last_mail = mail.id
+        self.last_mail = max(self.last_mail, mail.id)
         if mail.key is not None:
             self.used.add(mail.key)
 
@@ -109,6 +114,28 @@ def refusal(record: Ledger | None, commit: Commit) -> Refusal | None:
     if commit.rebase is not None and not first <= commit.rebase.seq <= last:
         return Refusal.GAP
     return None
+
+
+def decide(record: Ledger | None, commits: Sequence[Commit]) -> tuple[list[Reply], list[Commit], Ledger | None]:
+    """What becomes of commits of one run, in order, without touching `record`.
+
+    Gives a reply for each, those that have something to write, and the run as they leave it.
+    """
+    after = record and record.copy()
+    replies: list[Reply] = []
+    accepted: list[Commit] = []
+    for commit in commits:
+        if refused := refusal(after, commit):
+            replies.append(Reply(refused))
+            continue
+        if after is None:
+            after = Ledger.create(commit)
+        else:
+            after.apply(commit)
+        replies.append(Reply(None, tuple(after.inbox)))
+        if not is_empty(commit):
+            accepted.append(commit)
+    return replies, accepted, after
 
 
 def is_empty(commit: Commit) -> bool:

@@ -1,0 +1,88 @@
+"""Reads a file of sealed lines, each line once, and tells a torn tail from damage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from holdfast.store.files.disk import Stamp, open_file, stamp
+from holdfast.store.files.lines import first_check, unseal
+
+
+class BrokenLineError(Exception):
+    """A line is not what was written there, and it is not a write that was cut short."""
+
+    def __init__(self, file: str, problem: str) -> None:
+        self.file = file
+        super().__init__(f"{file}: {problem}")
+
+
+class LineFile:
+    """How far this process has read one file of sealed lines. Use it with the folder's lock held."""
+
+    def __init__(self, run: str, name: str) -> None:
+        self.name = name
+        self.first_check = first_check(run, name)
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin again with the first line."""
+        self.check = self.first_check
+        self.good = 0  # where the good part ends and the next line goes
+        self.torn = 0  # how many bytes of an unfinished write stand after the good part
+        self._stamp: Stamp | None = None
+
+    def moved_on(self, to: Stamp, check: str) -> None:
+        """Take in a line that this process has just appended."""
+        self._stamp, self.good, self.check, self.torn = to, to[1], check, 0
+
+    def is_current(self, folder: int) -> bool:
+        """Whether everything in the file has been read. Raises NotPlainError."""
+        return self.torn == 0 and stamp(folder, self.name) == self._stamp
+
+    def was_replaced(self, folder: int) -> bool:
+        """Whether what was read before does not count any more. Raises NotPlainError."""
+        before, now = self._stamp, stamp(folder, self.name)
+        if before is None or before == now:
+            return False
+        return now is None or now[0] != before[0] or now[1] <= self.good
+
+    def read_new(self, folder: int, take: Callable[[bytes, int, str], None]) -> None:
+        """Give each line that was not read yet to `take`: what it holds, its offset, the checksum before it.
+
+        Raises BrokenLineError, after the lines before the broken one were given.
+        """
+        if (now := stamp(folder, self.name)) is None:
+            return
+        with os.fdopen(open_file(folder, self.name), "rb") as file:
+            file.seek(self.good)
+            self.torn = 0
+            for line in file:
+                if (found := unseal(line, self.check)) is None:
+                    self._judge(line, file)
+                    self.torn = now[1] - self.good
+                    break
+                take(found[0], self.good, self.check)
+                self.good, self.check = self.good + len(line), found[1]
+        self._stamp = now
+
+    def _judge(self, line: bytes, file: BinaryIO) -> None:
+        """Raises BrokenLineError unless this is a write that did not finish.
+
+        One write is one line, and nothing is written after a torn one before that is cut off. What power
+        loss leaves of a write lacks its end or has holes of zeros, which are never in a line of ours.
+        """
+        if line.endswith(b"\n") and (file.read(1) or b"\0" not in line):
+            raise BrokenLineError(self.name, "a line does not match its checksum")
+
+    def read_from(self, folder: int, offset: int, check: str) -> Iterator[bytes]:
+        """What the lines from `offset` on hold; `check` is the checksum before them. Raises BrokenLineError."""
+        with os.fdopen(open_file(folder, self.name), "rb") as file:
+            file.seek(offset)
+            while offset < self.good:
+                line = file.readline()
+                if (found := unseal(line, check)) is None:
+                    raise BrokenLineError(self.name, "a line does not match its checksum")
+                yield found[0]
+                offset, check = offset + len(line), found[1]

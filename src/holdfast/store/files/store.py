@@ -1,0 +1,351 @@
+"""The Store contract on plain files, one folder per run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from msgspec.structs import replace
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.core.query import matches, select
+from holdfast.core.record import decide, may_claim
+from holdfast.errors import InvalidIdError, StoreDamagedError, StoreError, UsageError
+from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Refusal, Reply
+from holdfast.store.base import Store
+from holdfast.store.changes import Changes
+from holdfast.store.files.disk import Disk, NotPlainError, folder_name, locked_folder, translated
+from holdfast.store.files.folder import LOG, RunFolder
+from holdfast.store.files.leases import Leases
+from holdfast.store.files.root import clean_up, last_change, list_runs, list_strangers, note_change, open_root
+
+T = TypeVar("T")
+Durability = Literal["power", "process"]
+_POLL = (0.002, 0.05)  # seconds between looks for changes by other processes: at first, and after a while
+
+
+class FilesStore(Store):
+    """Runs in a folder that several processes on one machine may use at once.
+
+    Each run has a folder of its own with a log and an inbox in JSON lines that a person can read. Every
+    line has a checksum. A write that power loss cut short is cut off by the next one and told by
+    `inspect`. A run that is damaged otherwise raises StoreDamagedError when it is read, is left out of
+    lists and claims, and its commits are refused as STALE when others are in the same batch.
+
+    `durability="power"`: what is committed survives power loss. `durability="process"`: it survives the
+    process, but a power cut may take back the last commits or damage the runs that were written last.
+    """
+
+    capabilities = frozenset({"durable", "shared", "inline"})
+
+    def __init__(
+        self, root: str | os.PathLike[str], *, clock: Clock | None = None, durability: Durability = "power"
+    ) -> None:
+        if durability not in ("power", "process"):
+            raise UsageError(f"durability is 'power' or 'process', not {durability!r}")
+        self.path = Path(os.path.abspath(root))
+        self._clock = clock or SystemClock()
+        self._disk = Disk(durable=durability == "power")
+        self._leases = Leases(self.path, self._clock)
+        self._lock = threading.Lock()  # guards all that follows
+        self._opened: tuple[int, ThreadPoolExecutor] | None = None
+        self._folders: dict[str, RunFolder] = {}
+        self._cut: deque[tuple[str | None, str]] = deque(maxlen=1000)
+        self._changes = Changes()
+
+    # Opening and closing
+
+    async def open(self) -> None:
+        await asyncio.to_thread(self._open)
+
+    def _open(self) -> None:
+        with self._lock, translated(self.path):
+            if self._opened is None:
+                root = open_root(self.path, self._disk)
+                clean_up(root)
+                self._opened = (root, ThreadPoolExecutor(1, "holdfast-files"))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with self._lock:
+            opened, self._opened = self._opened, None
+            self._folders.clear()
+        if opened is not None:
+            opened[1].shutdown()
+            os.close(opened[0])
+            self._leases.let_go()
+
+    def _root(self) -> int:
+        if self._opened is None:
+            raise StoreError(f"the store at {self.path} is not open")
+        return self._opened[0]
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        """Do blocking work on the store's own thread, under its lock."""
+
+        def locked() -> T:
+            with self._lock, translated(self.path):
+                return work()
+
+        if self._opened is None:
+            raise StoreError(f"the store at {self.path} is not open")
+        return await asyncio.get_running_loop().run_in_executor(self._opened[1], locked)
+
+    # Writing
+
+    async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
+        return await self._do(lambda: self._commit(batch, wait=True))
+
+    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+        # Each run takes a sync of its own, so several of them are better done elsewhere.
+        if len({commit.run for commit in batch}) > 1 or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            with translated(self.path):
+                return self._commit(batch, wait=False)
+        except BlockingIOError:
+            return None
+        finally:
+            self._lock.release()
+
+    def _commit(self, batch: Sequence[Commit], *, wait: bool) -> list[Reply]:
+        places: dict[str, list[int]] = {}
+        for place, commit in enumerate(batch):
+            places.setdefault(commit.run, []).append(place)
+        replies: dict[int, Reply] = {}
+        for run, its in places.items():
+            commits = [batch[place] for place in its]
+            try:
+                found = self._commit_run(run, commits, wait=wait)
+            except StoreDamagedError:
+                if len(places) == 1:
+                    raise
+                # The other runs go on, and whoever reads this one is told.
+                found = [Reply(Refusal.EXISTS if commit.create else Refusal.STALE) for commit in commits]
+            replies.update(zip(its, found, strict=True))
+        return [replies[place] for place in range(len(batch))]
+
+    def _commit_run(self, run: str, commits: Sequence[Commit], *, wait: bool) -> list[Reply]:
+        while True:
+            with self._locked(run, exclusive=True, wait=wait) as found:
+                known, folder = found or (RunFolder(run, self._disk), None)
+                replies, accepted, after = decide(known.ledger if found else None, commits)
+                if not accepted or after is None:
+                    return replies
+                if folder is not None:
+                    self._note_cut(known)
+                    known.write_commits(folder, accepted, after)
+                    self._note()
+                    return replies
+            log = known.new_log(accepted, after, [])
+            if self._disk.create_folder(self._root(), folder_name(run), LOG, log, "commit"):
+                self._note()
+                return replies
+            # Somebody else made the run meanwhile: decide again.
+
+    async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
+        return await self._do(lambda: self._claim(query, owner))
+
+    def _claim(self, query: Query, owner: str) -> list[Claim]:
+        live = self._leases.live()
+        free = ((head, mail) for head, mail in self._heads(query, live) if may_claim(head, owner))
+        claims: list[Claim] = []
+        for head in select(free, query):
+            try:
+                claim = self._claim_run(head.id, query, owner, live)
+            except StoreDamagedError:
+                continue
+            except OSError:
+                if claims:  # the caller owns these already and must know it
+                    return claims
+                raise
+            if claim is not None:
+                claims.append(claim)
+        return claims
+
+    def _claim_run(self, run: str, query: Query, owner: str, live: frozenset[str]) -> Claim | None:
+        with self._locked(run, exclusive=True) as found:
+            if found is None:
+                return None
+            known, folder = found
+            # Somebody else may have claimed or changed it since it was listed.
+            before = _seen(known.ledger.head, live)
+            if not may_claim(before, owner) or not matches(before, query, bool(known.ledger.inbox)):
+                return None
+            after = known.ledger.copy()
+            after.take_over(owner)
+            self._note_cut(known)
+            known.write_claim(folder, after)
+            self._note()
+            entries = known.read_entries(folder, after.head.base - 1)
+            return Claim(_seen(after.head, live), tuple(entries), tuple(after.inbox))
+
+    async def post_mail(self, run: str, mail: Mail) -> Posted:
+        return await self._do(lambda: self._post(run, mail))
+
+    def _post(self, run: str, mail: Mail) -> Posted:
+        with self._locked(run, exclusive=True) as found:
+            if found is None:
+                return Posted.NO_RUN
+            known, folder = found
+            stamped = known.ledger.stamp(mail, self._clock.now())
+            if isinstance(stamped, Posted):
+                return stamped
+            self._note_cut(known)
+            known.write_mail(folder, stamped)
+            self._note()
+            return Posted.ACCEPTED
+
+    async def delete_run(self, run: str) -> bool:
+        return await self._do(lambda: self._delete(run))
+
+    def _delete(self, run: str) -> bool:
+        live, known = self._leases.live(), RunFolder(run, self._disk)
+        with _named(run), locked_folder(self._root(), folder_name(run), exclusive=True) as folder:
+            if folder is None:
+                return False
+            try:
+                known.catch_up(folder)
+            except StoreDamagedError:
+                pass  # it can be deleted all the same, unless the owner it had last is alive
+            if known.ledger.head.owner in live:
+                return False
+            self._disk.delete_folder(self._root(), folder_name(run))
+            self._folders.pop(run, None)
+            self._note()
+            return True
+
+    # Reading
+
+    async def read_heads(self, ids: Sequence[str]) -> list[Head | None]:
+        def work() -> list[Head | None]:
+            live = self._leases.live()
+            return [found and found[0] for found in (self._head(run, live) for run in ids)]
+
+        return await self._do(work)
+
+    async def list_heads(self, query: Query) -> list[Head]:
+        return await self._do(lambda: select(self._heads(query, self._leases.live()), query))
+
+    def _heads(self, query: Query, live: frozenset[str]) -> Iterator[tuple[Head, bool]]:
+        """The heads that a query may mean, with whether they have mail; damaged runs are left out."""
+        if query.ids is None:
+            runs = list_runs(self._root())
+            for run in set(self._folders).difference(runs):
+                del self._folders[run]
+        else:
+            runs = sorted(set(query.ids))
+        for run in runs:
+            try:
+                found = self._head(run, live)
+            except (StoreDamagedError, InvalidIdError):
+                continue
+            if found is not None:
+                yield found
+
+    def _head(self, run: str, live: frozenset[str]) -> tuple[Head, bool] | None:
+        with self._locked(run, exclusive=False) as found:
+            return found and (_seen(found[0].ledger.head, live), bool(found[0].ledger.inbox))
+
+    async def read_entries(
+        self, run: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
+    ) -> list[Entry]:
+        def work() -> list[Entry]:
+            with self._locked(run, exclusive=False) as found:
+                return found[0].read_entries(found[1], after, upto, limit) if found else []
+
+        return await self._do(work)
+
+    async def inspect(self) -> list[tuple[str | None, str]]:
+        def work() -> list[tuple[str | None, str]]:
+            # Without the store's lock: it reads everything, and commits must not wait for that.
+            with translated(self.path):
+                root = self._root()
+                problems: list[tuple[str | None, str]] = [
+                    (None, f"{name!r} is not the folder of a run") for name in list_strangers(root)
+                ]
+                return problems + [found for run in sorted(list_runs(root)) for found in self._inspect_run(root, run)]
+
+        return list(self._cut) + await asyncio.to_thread(work)
+
+    def _inspect_run(self, root: int, run: str) -> list[tuple[str | None, str]]:
+        known = RunFolder(run, self._disk)
+        try:
+            with _named(run), locked_folder(root, folder_name(run), exclusive=False) as folder:
+                if folder is not None:
+                    known.catch_up(folder)
+        except StoreDamagedError as error:
+            return [(run, error.problem if error.seq is None else f"{error.problem} (at seq {error.seq})")]
+        torn = f"{known.torn} bytes of a write that did not finish; the next write cuts them off"
+        return [(run, torn)] if known.torn else []
+
+    # Owners and changes
+
+    def beat(self, owner: Owner, lease: float) -> None:
+        with translated(self.path):
+            self._leases.beat(owner, lease)
+
+    async def retire_owner(self, owner: str) -> None:
+        def work() -> None:
+            self._leases.retire(owner)
+            self._note()
+
+        await self._do(work)
+
+    async def list_owners(self) -> list[Owner]:
+        return await self._do(self._leases.owners)
+
+    async def wait_change(self, seen: int, timeout: float) -> int:
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + timeout, _POLL[0]
+        while True:
+            here = self._changes.count
+            now, left = last_change(self._root()), deadline - loop.time()
+            if now != seen or left <= 0:
+                return now
+            await self._changes.wait(here, min(pause, left))  # one of this process ends it at once
+            pause = min(pause * 1.5, _POLL[1])
+
+    def _note(self) -> None:
+        note_change(self._root())
+        self._changes.note()
+
+    def _note_cut(self, known: RunFolder) -> None:
+        """Remember that what is written next cuts off a torn tail."""
+        if known.torn:
+            self._cut.append((known.run, f"{known.torn} bytes of a write that did not finish were cut off"))
+
+    @contextmanager
+    def _locked(self, run: str, *, exclusive: bool, wait: bool = True) -> Iterator[tuple[RunFolder, int] | None]:
+        """The run as it stands and its open folder, locked; None when there is no such run."""
+        name = folder_name(run)
+        with _named(run), locked_folder(self._root(), name, exclusive=exclusive, wait=wait) as folder:
+            if folder is None:
+                self._folders.pop(run, None)
+                yield None
+            else:
+                known = self._folders.setdefault(run, RunFolder(run, self._disk))
+                known.catch_up(folder)
+                yield known, folder
+
+
+@contextmanager
+def _named(run: str) -> Iterator[None]:
+    """Say of which run it is when something else stands where its folder should be."""
+    try:
+        yield
+    except NotPlainError as error:
+        raise StoreDamagedError(run, None, str(error)) from None
+
+
+def _seen(head: Head, live: frozenset[str]) -> Head:
+    return replace(head, owned=True) if head.owner in live else head

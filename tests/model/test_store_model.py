@@ -1,0 +1,284 @@
+"""Every store does, operation for operation, what the store in memory does.
+
+Hypothesis makes up the operations; two objects on the store under test take turns, and one of them is
+closed and opened anew now and then. Every reply is compared, and after each operation all that can be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from msgspec.structs import replace
+
+from holdfast.clock import Clock
+from holdfast.model import Claim, Commit, Head, HeadChange, Mail, Query, Reply
+from holdfast.store.base import Store
+from holdfast.store.files import FilesStore
+from holdfast.store.memory import MemoryStore
+from holdfast.store.sqlite import SqliteStore
+from holdfast.testing import ManualClock
+from holdfast.testing.build import ALICE, BOB, CAROL, entry, head, owner
+
+T = TypeVar("T")
+Make = Callable[[Path, Clock], Store]
+
+RUNS = ("a", "b", "B", "c.1")
+NAMES = (ALICE, BOB, CAROL)
+STATUSES = ("pending", "running", "waiting", "completed")
+
+runs = st.sampled_from(RUNS)
+names = st.sampled_from(NAMES)
+small = st.integers(0, 4)
+times = st.one_of(st.none(), st.sampled_from([0.0, 10.0, 20.5, 1e9]))
+scalars = st.sampled_from([None, True, 1, 1.0, "1", "x"])
+bodies = st.sampled_from([b"null", b"1", b'{"a": [1, 2]}', '"é\\n🪢"'.encode(), b'{\n"x":1}'])
+
+changes = st.builds(
+    lambda fields: HeadChange(**fields),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "status": st.sampled_from(STATUSES),
+            "owner": st.sampled_from([None, *NAMES]),
+            "attempt": small,
+            "wake_at": times,
+            "expires_at": times,
+            "error": st.one_of(st.none(), bodies),
+            "waiting_for": st.sampled_from([None, "", "answer"]),
+        },
+    ),
+)
+
+queries = st.builds(
+    Query,
+    ids=st.one_of(st.none(), st.lists(runs, max_size=3).map(tuple)),
+    states=st.one_of(
+        st.none(),
+        st.lists(
+            st.tuples(st.sampled_from(STATUSES), st.sampled_from([None, True, False])), min_size=1, max_size=3
+        ).map(tuple),
+    ),
+    flows=st.sampled_from([None, None, ("f",), ("f", "g")]),
+    metadata=st.one_of(st.just(()), st.tuples(st.tuples(st.just("k"), scalars))),
+    parent=st.sampled_from([None, None, "a"]),
+    created_from=st.sampled_from([None, None, 1001.0]),
+    created_before=st.sampled_from([None, None, 1003.0]),
+    due_by=st.sampled_from([None, None, 10.0]),
+    has_mail=st.sampled_from([None, None, True, False]),
+    after=st.sampled_from([None, None, (1002.0, "b"), (1003.0, "zzz")]),
+    limit=st.sampled_from([1, 2, 100]),
+)
+
+
+def without_ids(mail: tuple[Mail, ...]) -> list[Mail]:
+    """Mail for comparison: each store gives its own ids."""
+    return [replace(one, id=0) for one in mail]
+
+
+def comparable(claims: list[Claim]) -> list[tuple[Any, ...]]:
+    return [(claim.head, claim.entries, without_ids(claim.mail)) for claim in claims]
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Drives a store and the model with the same operations."""
+
+    make: Make
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.root = Path(tempfile.mkdtemp(prefix="holdfast-model-"))
+        self.clock = ManualClock()
+        self.model = MemoryStore(self.clock)
+        self.stores = [self.opened(), self.opened()]
+
+    def opened(self) -> Store:
+        store = type(self).make(self.root, self.clock)
+        self.do(store.open())
+        return store
+
+    def teardown(self) -> None:
+        for store in self.stores:
+            self.do(store.close())
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+        shutil.rmtree(self.root)
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    def both(self, ask: Callable[[Store], Coroutine[Any, Any, T]]) -> tuple[T, T]:
+        """What the store and the model answer; the store's objects take turns."""
+        self.stores.reverse()
+        return self.do(ask(self.stores[0])), self.do(ask(self.model))
+
+    def same(self, ask: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+        found, expected = self.both(ask)
+        assert found == expected
+        return found
+
+    def head(self, run: str) -> Head | None:
+        return self.do(self.model.read_heads([run]))[0]
+
+    def waiting(self, store: Store, run: str) -> list[int]:
+        """The ids of a run's mail, as its owner is told them."""
+        found = self.head(run)
+        if found is None or found.owner is None:
+            return []
+        (reply,) = self.do(store.commit([Commit(run=run, owner=found.owner, fence=found.fence)]))
+        return [mail.id for mail in reply.mail]
+
+    def committed(self, *batch: tuple[Commit, list[int]]) -> None:
+        """Commit to both; each commit takes the mail at these places of its run's inbox."""
+
+        def ask(store: Store) -> Coroutine[Any, Any, list[Reply]]:
+            waiting = {commit.run: self.waiting(store, commit.run) for commit, _ in batch}
+            return store.commit(
+                [
+                    replace(commit, take=tuple(waiting[commit.run][n] for n in places if n < len(waiting[commit.run])))
+                    for commit, places in batch
+                ]
+            )
+
+        found, expected = self.both(ask)
+        assert [reply.refused for reply in found] == [reply.refused for reply in expected]
+        last = {commit.run: n for n, (commit, _) in enumerate(batch) if expected[n].refused is None}
+        for n in last.values():  # whether the earlier replies of one run see later takes is left open
+            assert without_ids(found[n].mail) == without_ids(expected[n].mail)
+
+    @rule(run=runs, by=names, data=st.data())
+    def create(self, run: str, by: str, data: st.DataObject) -> None:
+        new = head(
+            run,
+            owner=by,
+            fence=data.draw(small),
+            flow=data.draw(st.sampled_from(["f", "g", "'; --"])),
+            status=data.draw(st.sampled_from(STATUSES)),
+            parent=data.draw(st.sampled_from([None, "a"])),
+            metadata=msgspec.json.encode(data.draw(st.dictionaries(st.sampled_from(["k", "l"]), scalars))),
+            created_at=1000.0 + data.draw(small),
+            wake_at=data.draw(times),
+        )
+        entries = tuple(entry(seq, fence=new.fence) for seq in range(1, 2 + data.draw(small)))
+        change = data.draw(st.one_of(st.none(), changes))
+        self.committed((Commit(run=run, owner=by, fence=new.fence, create=new, entries=entries, change=change), []))
+
+    def drawn(self, run: str, ahead: int, data: st.DataObject) -> tuple[Commit, list[int]]:
+        """A commit that mostly fits the run as it stands; `ahead` is how many entries came before in its batch."""
+        now = self.head(run) or head(run)
+        by = data.draw(st.sampled_from([now.owner or ALICE] * 6 + [BOB]))
+        fence = now.fence + data.draw(st.sampled_from([0] * 8 + [1, -1]))
+        start = now.seq + ahead + 1 + data.draw(st.sampled_from([0] * 8 + [1, -1]))
+        count = data.draw(st.integers(0, 3))
+        entries = tuple(entry(seq, fence=fence, body=data.draw(bodies)) for seq in range(start, start + count))
+        change = data.draw(st.one_of(st.none(), changes))
+        kept = self.do(self.model.read_entries(run))
+        rebase = data.draw(st.sampled_from([None, None, *kept])) if kept else None
+        if rebase is not None:
+            rebase = replace(rebase, body=b'"snapshot"', check="rebased")
+            change = replace(change or HeadChange(), base=rebase.seq, floor=rebase.seq)
+        places = data.draw(st.lists(st.integers(0, 3), max_size=2, unique=True))
+        return Commit(run=run, owner=by, fence=fence, entries=entries, change=change, rebase=rebase), places
+
+    @precondition(lambda self: any(self.do(self.model.read_heads(RUNS))))
+    @rule(run=runs, data=st.data())
+    def commit(self, run: str, data: st.DataObject) -> None:
+        self.committed(self.drawn(run, 0, data))
+
+    @precondition(lambda self: any(self.do(self.model.read_heads(RUNS))))
+    @rule(several=st.lists(runs, min_size=2, max_size=4), data=st.data())
+    def commit_several(self, several: list[str], data: st.DataObject) -> None:
+        batch: list[tuple[Commit, list[int]]] = []
+        for run in several:
+            ahead = sum(len(commit.entries) for commit, _ in batch if commit.run == run)
+            drawn, places = self.drawn(run, ahead, data)
+            batch.append((replace(drawn, rebase=None), places))
+        self.committed(*batch)
+
+    @rule(query=queries, by=names)
+    def claim(self, query: Query, by: str) -> None:
+        found, expected = self.both(lambda store: store.claim_runs(query, by))
+        assert comparable(found) == comparable(expected)
+
+    @rule(run=runs, body=bodies, key=st.sampled_from([None, None, "k1", "k2"]))
+    def post(self, run: str, body: bytes, key: str | None) -> None:
+        self.same(lambda store: store.post_mail(run, Mail("send", body, key)))
+
+    @rule(run=runs)
+    def delete(self, run: str) -> None:
+        self.same(lambda store: store.delete_run(run))
+
+    @rule(by=names)
+    def beat(self, by: str) -> None:
+        for store in (self.stores[0], self.model):
+            store.beat(owner(by), 15.0)
+
+    def retire(self, by: str) -> None:
+        self.same(lambda store: store.retire_owner(by))
+
+    @rule(by=names)
+    def retire_one(self, by: str) -> None:
+        self.retire(by)
+
+    @rule(seconds=st.sampled_from([1.0, 8.0, 16.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule()
+    def reopen(self) -> None:
+        for by in NAMES:  # as a runtime does before it closes its store
+            self.retire(by)
+        self.do(self.stores.pop().close())
+        self.stores.append(self.opened())
+
+    @rule(query=queries)
+    def list(self, query: Query) -> None:
+        self.same(lambda store: store.list_heads(query))
+
+    @rule(run=runs, after=small, upto=st.one_of(st.none(), small), limit=st.one_of(st.none(), small))
+    def read(self, run: str, after: int, upto: int | None, limit: int | None) -> None:
+        self.same(lambda store: store.read_entries(run, after=after, upto=upto, limit=limit))
+
+    @invariant()
+    def everything_is_the_same(self) -> None:
+        self.same(lambda store: store.read_heads(RUNS))
+        self.same(lambda store: store.list_heads(Query()))
+        for run in RUNS:
+            self.same(lambda store, run=run: store.read_entries(run))  # type: ignore[misc]
+        found, expected = self.both(lambda store: store.list_owners())
+        assert {one.id for one in found if one.alive} == {one.id for one in expected if one.alive}
+
+    @invariant()
+    def nothing_is_wrong(self) -> None:
+        assert self.do(self.stores[0].inspect()) == []
+
+
+STORES: dict[str, Make] = {
+    "sqlite": lambda root, clock: SqliteStore(root / "runs.db", clock=clock, durability="process"),
+    "files": lambda root, clock: FilesStore(root, clock=clock, durability="process"),
+}
+
+
+@pytest.mark.parametrize("make", STORES.values(), ids=STORES.keys())
+def test_a_store_does_what_the_store_in_memory_does(make: Make) -> None:
+    machine = type("Machine", (StoreMachine,), {"make": staticmethod(make)})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
