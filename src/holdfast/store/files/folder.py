@@ -44,10 +44,9 @@ class RunFolder:
         self._lines: list[tuple[int, int, str]] = []  # last seq, offset and checksum before, of lines with entries
         self._damage: tuple[Stamps, StoreDamagedError] | None = None
 
-    @property
-    def torn(self) -> int:
-        """How many bytes of unfinished writes stand at the ends of the files."""
-        return self._log.torn + self._inbox.torn
+    def torn(self, file: str) -> int:
+        """How many bytes of an unfinished write stand at the end of the log or of the inbox."""
+        return (self._log if file == LOG else self._inbox).torn
 
     def is_current(self, folder: int) -> bool:
         """Whether nothing was written since `catch_up`. May be asked without the lock."""

@@ -22,7 +22,7 @@ from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Quer
 from holdfast.store.base import Store
 from holdfast.store.changes import Changes
 from holdfast.store.files.disk import Disk, NotPlainError, folder_name, locked_folder, translated
-from holdfast.store.files.folder import LOG, RunFolder
+from holdfast.store.files.folder import INBOX, LOG, RunFolder
 from holdfast.store.files.leases import Leases
 from holdfast.store.files.root import clean_up, last_change, list_runs, list_strangers, note_change, open_root
 
@@ -142,7 +142,7 @@ class FilesStore(Store):
                 if not accepted or after is None:
                     return replies
                 if folder is not None:
-                    self._note_cut(known)
+                    self._note_cut(known, LOG)
                     known.write_commits(folder, accepted, after)
                     self._note()
                     return replies
@@ -183,7 +183,7 @@ class FilesStore(Store):
                 return None
             after = known.ledger.copy()
             after.take_over(owner)
-            self._note_cut(known)
+            self._note_cut(known, LOG)
             known.write_claim(folder, after)
             self._note()
             entries = known.read_entries(folder, after.head.base - 1)
@@ -200,7 +200,7 @@ class FilesStore(Store):
             stamped = known.ledger.stamp(mail, self._clock.now())
             if isinstance(stamped, Posted):
                 return stamped
-            self._note_cut(known)
+            self._note_cut(known, INBOX)
             known.write_mail(folder, stamped)
             self._note()
             return Posted.ACCEPTED
@@ -285,8 +285,8 @@ class FilesStore(Store):
                     known.catch_up(folder)
         except StoreDamagedError as error:
             return [(run, error.problem if error.seq is None else f"{error.problem} (at seq {error.seq})")]
-        torn = f"{known.torn} bytes of a write that did not finish; the next write cuts them off"
-        return [(run, torn)] if known.torn else []
+        torn = "ends with {} bytes of a write that did not finish; the next write cuts them off"
+        return [(run, f"{file} {torn.format(known.torn(file))}") for file in (LOG, INBOX) if known.torn(file)]
 
     # Owners and changes
 
@@ -319,10 +319,10 @@ class FilesStore(Store):
         note_change(self._root())
         self._changes.note()
 
-    def _note_cut(self, known: RunFolder) -> None:
+    def _note_cut(self, known: RunFolder, file: str) -> None:
         """Remember that what is written next cuts off a torn tail."""
-        if known.torn:
-            self._cut.append((known.run, f"{known.torn} bytes of a write that did not finish were cut off"))
+        if torn := known.torn(file):
+            self._cut.append((known.run, f"{file}: {torn} bytes of a write that did not finish were cut off"))
 
     @contextmanager
     def _locked(self, run: str, *, exclusive: bool, wait: bool = True) -> Iterator[tuple[RunFolder, int] | None]:

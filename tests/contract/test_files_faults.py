@@ -1,0 +1,324 @@
+"""The store in files when the disk fails, when the process dies, and when others use it at the same time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from holdfast import faults
+from holdfast.errors import StoreError, StoreUnavailableError, UsageError
+from holdfast.model import Commit, Mail, Query
+from holdfast.store.files import FilesStore
+from holdfast.testing.build import ALICE, BOB, commit, create, entry, owner
+
+
+@pytest_asyncio.fixture
+async def store(tmp_path: Path) -> AsyncIterator[FilesStore]:
+    """A store with a run of two entries."""
+    store = FilesStore(tmp_path / "runs")
+    await store.open()
+    await store.commit([create("run"), commit("run", 2)])
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def at_fault() -> Iterator[Callable[[str, BaseException], None]]:
+    """Raise an error at a fault point."""
+
+    def install(point: str, error: BaseException) -> None:
+        def hook(reached: str) -> None:
+            if reached == point:
+                raise error
+
+        faults.install(hook)
+
+    yield install
+    faults.install(None)
+
+
+async def seqs(store: FilesStore, run: str = "run") -> list[int]:
+    return [one.seq for one in await store.read_entries(run)]
+
+
+def contents(store: FilesStore) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in store.path.rglob("*.jsonl")}
+
+
+WRITES: dict[str, Commit] = {
+    "append": commit("run", 3),
+    "create": create("new"),
+    "rebase": commit("run", 3, rebase=entry(2)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["fsync", "pwrite", "open"])
+async def test_a_failing_disk_leaves_the_last_good_state_and_is_told(
+    store: FilesStore, monkeypatch: pytest.MonkeyPatch, call: str, number: int, write: Commit
+) -> None:
+    await seqs(store)
+    before = contents(store)
+    real = getattr(os, call)
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if call == "open" and not args[1] & os.O_WRONLY:
+            return real(*args, **kwargs)
+        if call == "pwrite":
+            real(args[0], bytes(args[1])[:20], args[2])  # a disk that fills up takes a part
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, failing)
+    with pytest.raises(StoreUnavailableError) as caught:
+        await store.commit([write])
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == number
+    with pytest.raises(StoreUnavailableError):
+        store.try_commit([write])
+    monkeypatch.undo()
+    assert contents(store) == before
+    assert await seqs(store) == [1, 2]
+    assert await store.inspect() == []
+    (reply,) = await store.commit([write])
+    assert reply.refused is None
+    assert not list(store.path.rglob("*.tmp"))
+
+
+async def test_a_failed_sync_is_not_asked_again_on_the_same_handle(
+    store: FilesStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles: list[tuple[str, int]] = []
+    real_open, real_sync = os.open, os.fsync
+
+    def opened(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if path == "log.jsonl" and flags & os.O_WRONLY:
+            handles.append(("open", len(handles)))
+        return real_open(path, flags, *args, **kwargs)
+
+    def sync(file: int) -> None:
+        handles.append(("sync", len(handles)))
+        if len(handles) == 2:
+            raise OSError(errno.EIO, "I/O error")
+        real_sync(file)
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "fsync", sync)
+    with pytest.raises(StoreUnavailableError):
+        await store.commit([commit("run", 3)])
+    assert [what for what, _ in handles] == ["open", "sync", "open", "sync"]
+    assert await seqs(store) == [1, 2]
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+async def test_fault_points_stand_around_every_durable_write(store: FilesStore, write: Commit) -> None:
+    seen: list[str] = []
+    faults.install(seen.append)
+    try:
+        await store.commit([write])
+    finally:
+        faults.install(None)
+    assert seen == ["commit.before", "commit.written", "commit.after"]
+
+
+@pytest.mark.parametrize(("point", "written"), [("before", False), ("written", False), ("after", True)])
+async def test_an_error_at_a_fault_point_leaves_all_or_nothing(
+    store: FilesStore, at_fault: Callable[[str, BaseException], None], point: str, written: bool
+) -> None:
+    at_fault(f"commit.{point}", RuntimeError("injected"))
+    with pytest.raises(RuntimeError, match="injected"):
+        await store.commit([commit("run", 3)])
+    faults.install(None)
+    assert await seqs(store) == ([1, 2, 3] if written else [1, 2])
+    assert await store.inspect() == []
+
+
+async def test_what_was_claimed_before_the_disk_failed_is_told(
+    store: FilesStore, at_fault: Callable[[str, BaseException], None]
+) -> None:
+    await store.commit([create("second")])
+    reached: list[str] = []
+
+    def hook(point: str) -> None:
+        if point == "claim.before":
+            reached.append(point)
+            if len(reached) == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    faults.install(hook)
+    try:
+        claims = await store.claim_runs(Query(), BOB)
+    finally:
+        faults.install(None)
+    assert len(claims) == 1
+    assert {head.id for head in await store.list_heads(Query()) if head.owner == BOB} == {claims[0].head.id}
+
+
+async def test_without_power_durability_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: pytest.fail("synced"))
+    store = FilesStore(tmp_path / "runs", durability="process")
+    await store.open()
+    await store.commit([create("run"), commit("run", 2)])
+    await store.post_mail("run", Mail("send"))
+    assert await store.delete_run("run")
+    await store.close()
+
+
+async def test_a_closed_store_and_an_unknown_durability_are_refused(tmp_path: Path) -> None:
+    store = FilesStore(tmp_path / "runs")
+    with pytest.raises(StoreError, match="not open"):
+        await store.read_heads(["run"])
+    with pytest.raises(StoreError, match="not open"):
+        store.try_commit([create("run")])
+    with pytest.raises(UsageError):
+        FilesStore(tmp_path, durability="none")  # type: ignore[arg-type]
+
+
+async def test_a_file_or_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(StoreUnavailableError):
+            await FilesStore(path).open()
+
+
+async def test_a_commit_that_would_wait_for_another_process_says_so(store: FilesStore) -> None:
+    with holding(store, "run"):
+        assert store.try_commit([commit("run", 3)]) is None
+    assert store.try_commit([commit("run", 3), create("new")]) is None
+    assert await store.read_heads(["new"]) == [None]
+    replies = store.try_commit([commit("run", 3)])
+    assert replies is not None
+    assert replies[0].refused is None
+
+
+async def test_no_descriptor_is_left_open(store: FilesStore) -> None:
+    await use_all(store)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        await use_all(store)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def use_all(store: FilesStore) -> None:
+    """Each operation once, refused and accepted."""
+    await store.commit([create("x"), create("x"), commit("x", 2), commit("x", 9), commit("missing", 1)])
+    store.beat(owner(ALICE), 15.0)
+    await store.post_mail("x", Mail("send"))
+    (claim,) = await store.claim_runs(Query(ids=("x",)), ALICE)
+    fence = claim.head.fence
+    await store.commit([commit("x", 3, fence=fence, rebase=entry(2), take=tuple(mail.id for mail in claim.mail))])
+    await store.read_entries("x", after=1)
+    await store.list_heads(Query())
+    await store.list_owners()
+    await store.inspect()
+    await store.wait_change(0, 0.0)
+    await store.retire_owner(ALICE)
+    assert await store.delete_run("x")
+
+
+# Real processes
+
+PRELUDE = """
+import asyncio, os, signal, sys
+from holdfast import faults
+from holdfast.model import *
+from holdfast.store.files import FilesStore
+from holdfast.testing.build import *
+root, *args = sys.argv[1:]
+store = FilesStore(root)
+"""
+
+
+def python(store: FilesStore, code: str, *args: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PRELUDE + code, str(store.path), *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def holding(store: FilesStore, run: str) -> Iterator[None]:
+    """While another process has the lock of a run."""
+    code = """
+import fcntl
+folder = os.open(os.path.join(root, args[0]), os.O_RDONLY)
+fcntl.flock(folder, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+    process = python(store, code, run)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "locked\n"
+    yield
+    process.communicate("\n")
+
+
+async def test_a_killed_owner_is_dead_at_once(store: FilesStore) -> None:
+    code = """
+store.beat(owner(BOB), 1000.0)
+asyncio.run(store.open())
+asyncio.run(store.commit([create("theirs", owner=BOB)]))
+print("alive", flush=True)
+signal.pause()
+"""
+    process = python(store, code)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "alive\n"
+    assert await store.claim_runs(Query(ids=("theirs",)), ALICE) == []
+    process.kill()
+    process.communicate()
+    (claim,) = await store.claim_runs(Query(ids=("theirs",)), ALICE)
+    assert (claim.head.owner, claim.head.fence) == (ALICE, 2)
+
+
+@pytest.mark.parametrize("name", WRITES.keys())
+@pytest.mark.parametrize("point", ["before", "written", "after"])
+async def test_a_process_killed_while_it_commits_leaves_all_or_nothing(
+    store: FilesStore, name: str, point: str
+) -> None:
+    code = """
+faults.install(lambda point: point == f"commit.{args[1]}" and os.kill(os.getpid(), signal.SIGKILL))
+writes = {"append": commit("run", 3), "create": create("new"), "rebase": commit("run", 3, rebase=entry(2))}
+asyncio.run(store.open())
+store.try_commit([writes[args[0]]])
+"""
+    process = python(store, code, name, point)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    found = await seqs(store, "new" if name == "create" else "run")
+    nothing, everything = {"append": ([1, 2], [1, 2, 3]), "create": ([], [1]), "rebase": ([1, 2], [2, 3])}[name]
+    assert found in (nothing, everything)
+    assert found == everything or point != "after"
+    assert found == nothing or point != "before"
+    assert await store.inspect() == []
+    (reply,) = await store.commit([commit("run", (await seqs(store))[-1] + 1)])
+    assert reply.refused is None
+
+
+async def test_two_processes_commit_to_one_run_without_gap_or_double(store: FilesStore) -> None:
+    code = """
+async def main():
+    await store.open()
+    done = 0
+    while done < 40:
+        (head,) = await store.read_heads(["run"])
+        new = entry(head.seq + 1, body=b'"%s"' % args[0].encode())
+        (reply,) = await store.commit([commit("run", entries=(new,))])
+        done += reply.refused is None
+    await store.close()
+asyncio.run(main())
+"""
+    for process in [python(store, code, name) for name in ("first", "second")]:
+        process.communicate()
+        assert process.returncode == 0
+    entries = await store.read_entries("run")
+    assert [one.seq for one in entries] == list(range(1, 83))
+    assert sorted(one.body for one in entries[2:]) == [b'"first"'] * 40 + [b'"second"'] * 40
