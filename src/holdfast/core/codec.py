@@ -22,11 +22,12 @@ import msgspec
 
 from holdfast.core.decoding import Decoder
 from holdfast.core.encoding import ABSENT, MAX_DEPTH, Encoder
+from holdfast.core.marks import may_hold_marks
 from holdfast.core.trail import Problem
 from holdfast.core.types import Registry
 from holdfast.errors import NotLoadableError, NotStorableError
 
-__all__ = ["MAX_DEPTH", "Codec", "Tree", "canonical", "dumps", "loads"]
+__all__ = ["MAX_DEPTH", "Codec", "Tree", "canonical", "dumps", "loads", "may_hold_marks"]
 
 Tree: TypeAlias = "bool | int | float | str | list[Tree] | dict[str, Tree] | None"
 
@@ -62,21 +63,23 @@ class Codec:
         back exactly.
         """
         try:
-            tree: Tree = self._encoder[type(value)](value, like, 1)
+            tree: Tree = self._encoder.tree(value, like)
             return tree
         except Problem as problem:
             raise NotStorableError(problem.path(path), problem.problem) from problem.__cause__
         except RecursionError:
             raise NotStorableError(path, "is nested too deeply for the stack that is left here") from None
 
-    def decode(self, tree: Tree, *, path: str = "state") -> Any:
+    def decode(self, tree: Tree, *, path: str = "state", plain: bool = False) -> Any:
         """The value of a tree, in containers of its own: changing it changes no tree.
+
+        `plain` says that the tree holds no marks, which saves looking for them: see `may_hold_marks`.
 
         Raises NotLoadableError, which names the path from `path` on, when the tree is damaged or does
         not fit the declared types, and never another exception.
         """
         try:
-            return self._decoder.value(tree, 1)
+            return msgspec.to_builtins(tree) if plain else self._decoder.value(tree, 1)
         except Problem as problem:
             raise NotLoadableError(problem.path(path), problem.problem) from problem.__cause__
         except RecursionError:

@@ -1,7 +1,7 @@
 """From a tree to its value, building nothing that the program did not declare.
 
 Containers are always new, so that whatever is done to the value leaves the tree as it is; leaves are
-shared, which makes the way back cheap (see sharing.py). Whatever a tree holds, the only exception
+shared, which makes the way back cheap (see encoding.py). Whatever a tree holds, the only exception
 is Problem, or RecursionError where the stack is nearly used up.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.core import scalars
 from holdfast.core.encoding import MAX_DEPTH
-from holdfast.core.sharing import MARK, is_plain
+from holdfast.core.marks import MARK, is_plain
 from holdfast.core.trail import Problem, at_index, at_key, shown
 from holdfast.core.types import Registry
 
@@ -44,7 +44,7 @@ class Decoder:
             return tree
         if depth > MAX_DEPTH:
             raise Problem(f"is nested deeper than {MAX_DEPTH} levels")
-        if depth <= _LOOK and is_plain(tree, MAX_DEPTH - depth):
+        if depth <= _LOOK and is_plain(tree, MAX_DEPTH + 1 - depth):
             return msgspec.to_builtins(tree)
         if kind is list:
             return self._list(tree, depth)

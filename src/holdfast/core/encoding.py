@@ -18,8 +18,8 @@ import msgspec
 
 from holdfast.core import scalars
 from holdfast.core.lookalikes import kind_of
+from holdfast.core.marks import MARK
 from holdfast.core.shapes import Shape
-from holdfast.core.sharing import MARK, unchanged
 from holdfast.core.trail import Problem, at_index, at_key, type_name
 from holdfast.core.types import shape_of
 
@@ -31,54 +31,55 @@ ABSENT: Any = object()
 
 Handler = Callable[[Any, Any, int], Any]
 
-_BATCH = 64
 _INT64 = 1 << 63
 _dumps = msgspec.json.Encoder().encode
 
 
-class Encoder(dict[type, Handler]):
-    """The handlers by exact type; what has none is refused."""
+class Encoder:
+    """Turns values into trees, by the exact type of each."""
 
     def __init__(self) -> None:
-        super().__init__(
-            {
-                type(None): _itself,
-                bool: _itself,
-                int: _int,
-                float: _float,
-                str: _str,
-                list: self._list,
-                dict: self._dict,
-                tuple: self._tuple,
-                set: self._set,
-                frozenset: self._set,
-                **dict.fromkeys(scalars.TAKE, _scalar),
-            }
-        )
+        self._handlers: dict[type, Handler] = {
+            type(None): _itself,
+            bool: _itself,
+            int: _int,
+            float: _float,
+            str: _str,
+            list: self._list,
+            dict: self._dict,
+            tuple: self._tuple,
+            set: self._set,
+            frozenset: self._set,
+            **dict.fromkeys(scalars.TAKE, _scalar),
+        }
         self._shapes: dict[type, Shape] = {}
-
-    def __missing__(self, cls: type) -> Handler:
-        return _refuse
 
     def add(self, cls: type, shape: Shape) -> None:
         """Handle instances of exactly `cls` by their shape."""
         self._shapes[cls] = shape
-        self[cls] = self._typed
+        self._handlers[cls] = self._typed
+
+    def tree(self, value: Any, old: Any) -> Any:
+        """The tree of a value, with every part of the tree `old` that still holds.
+
+        Raises Problem when the value would not come back exactly.
+        """
+        return self._handlers.get(type(value), _refuse)(value, old, 1)
 
     def _dict(self, value: dict[Any, Any], old: Any, depth: int) -> Any:
+        if type(old) is not dict or len(value) != len(old) or MARK in old:
+            return self._new_dict(value, old, depth)
         if depth > MAX_DEPTH:
             raise too_deep()
-        if type(old) is not dict or MARK in old:
-            return self._new_dict(value, {}, depth) if _json_keys(value) else self._pairs(value, old, depth)
-        if len(value) != len(old) or not all(map(is_, value, old)):
-            return self._new_dict(value, old, depth) if _json_keys(value) else self._pairs(value, ABSENT, depth)
-        if all(map(is_, value.values(), old.values())):
-            return old
-        out, key = old, None
+        out, key = old, ""
         try:
-            for key, item, before in zip(value, value.values(), old.values(), strict=True):
-                if item is not before:
-                    tree = self[type(item)](item, before, depth + 1)
+            for key, was in zip(value, old, strict=True):
+                if key is not was:
+                    return self._new_dict(value, old, depth)
+                # Looking up `key` runs no code of the user's: it is a string of the old tree.
+                if value[key] is not old[key]:
+                    item, before = value[key], old[key]
+                    tree = self._handlers.get(type(item), _refuse)(item, before, depth + 1)
                     if tree is not before:
                         if out is old:
                             out = old.copy()
@@ -88,16 +89,21 @@ class Encoder(dict[type, Handler]):
             raise
         return out
 
-    def _new_dict(self, value: dict[str, Any], old: dict[str, Any], depth: int) -> Any:
-        out: dict[str, Any] = {}
-        key = None
+    def _new_dict(self, value: dict[Any, Any], old: Any, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise too_deep()
+        if not _json_keys(value):
+            return self._pairs(value, old, depth)
+        if type(old) is not dict or MARK in old:
+            old = {}
+        out, key = {}, ""
         try:
             for key, item in value.items():
-                out[key] = self[type(item)](item, old.get(key, ABSENT), depth + 1)
+                out[key] = self._handlers.get(type(item), _refuse)(item, old.get(key, ABSENT), depth + 1)
         except Problem as problem:
             problem.trail.append(at_key(key))
             raise
-        same = len(out) == len(old) and all(map(is_, out.values(), old.values())) and list(out) == list(old)
+        same = len(out) == len(old) and list(out) == list(old) and all(map(is_, out.values(), old.values()))
         return old if same and old else out
 
     def _pairs(self, value: dict[Any, Any], old: Any, depth: int) -> Any:
@@ -109,7 +115,7 @@ class Encoder(dict[type, Handler]):
             for index, (key, item) in enumerate(value.items()):
                 pair = before[index] if index < len(before) else (ABSENT, ABSENT)
                 key_tree = self._key(key, pair[0], depth + 3)
-                tree = self[type(item)](item, pair[1], depth + 3)
+                tree = self._handlers.get(type(item), _refuse)(item, pair[1], depth + 3)
                 out.append(pair if key_tree is pair[0] and tree is pair[1] else [key_tree, tree])
         except Problem as problem:
             problem.trail.append(at_key(key))
@@ -118,7 +124,7 @@ class Encoder(dict[type, Handler]):
 
     def _key(self, key: Any, old: Any, depth: int) -> Any:
         try:
-            return self[type(key)](key, old, depth)
+            return self._handlers.get(type(key), _refuse)(key, old, depth)
         except Problem as problem:
             problem.problem = f"its key: {problem.problem}"
             raise
@@ -127,37 +133,49 @@ class Encoder(dict[type, Handler]):
         if depth > MAX_DEPTH:
             raise too_deep()
         if type(old) is not list:
-            old = []
+            old = _NOTHING
         elif len(value) == len(old) and all(map(is_, value, old)):
             return old
+        find = self._handlers.get
         out: list[Any] = []
-        at = shift = single = 0
-        searched = False
+        news, olds, aligned = value, old, False
         try:
-            while at < len(value):
-                there = at + shift
-                before = old[there : there + _BATCH] if at >= single and there >= 0 else []
-                if before and unchanged(value[at : at + len(before)], before[: len(value) - at]):
-                    out += before[: len(value) - at]
-                    at = len(out)
-                    continue
-                # Something in this batch is new, so its items are taken one by one.
-                single = max(single, at + _BATCH)
-                item = value[at]
-                then = old[there] if 0 <= there < len(old) else ABSENT
-                tree = self[type(item)](item, then, depth + 1)
-                if tree is not then and not searched and there < len(old):
-                    searched = True
-                    shift = _shift(value, at, old, there) - at
-                    if at + shift > there:
-                        tree = old[at + shift]
-                out.append(tree)
-                at += 1
+            while True:
+                for item, before in zip(news, olds, strict=False):
+                    if item is not before:
+                        tree = find(type(item), _refuse)(item, before, depth + 1)
+                        if tree is not before and not aligned and len(out) + 1 < len(old):
+                            news, olds, aligned = value[len(out) :], self._align(value, len(out), old, depth), True
+                            break
+                        before = tree
+                    out.append(before)
+                else:
+                    break
+            for item in value[len(out) :]:
+                out.append(find(type(item), _refuse)(item, ABSENT, depth + 1))
         except Problem as problem:
-            problem.trail.append(at_index(at))
+            problem.trail.append(at_index(len(out)))
             raise
-        same = len(out) == len(old) and out and all(map(is_, out, old))
-        return old if same else out
+        same = len(out) == len(old) and all(map(is_, out, old))
+        return old if same and old is not _NOTHING else out
+
+    def _align(self, value: Sequence[Any], at: int, old: list[Any], depth: int) -> list[Any]:
+        """The old items that the items from `at` on continue, where `value[at]` is not just `old[at]`.
+
+        Finds what was cut there (a window that moves on) or put in. A wrong guess costs bytes, no more.
+        """
+        following = value[at + 1 : at + 2]
+        if following and self._is_still(following[0], old[at + 1], depth):
+            return old[at:]  # The next one is in its place, so this one was changed in its own.
+        for further in range(at + 1, len(old)):
+            if self._is_still(value[at], old[further], depth):
+                return old[further:]
+        if following and self._is_still(following[0], old[at], depth):
+            return [ABSENT, *old[at:]]
+        return old[at:]
+
+    def _is_still(self, item: Any, old: Any, depth: int) -> bool:
+        return item is old or self._handlers.get(type(item), _refuse)(item, old, depth + 1) is old
 
     def _tuple(self, value: tuple[Any, ...], old: Any, depth: int) -> Any:
         before = _body(old, "tuple")
@@ -169,7 +187,7 @@ class Encoder(dict[type, Handler]):
         out: list[Any] = []
         try:
             for item in value:
-                out.append(self[type(item)](item, ABSENT, depth + 2))
+                out.append(self._handlers.get(type(item), _refuse)(item, ABSENT, depth + 2))
         except Problem as problem:
             problem.trail.append(f"[an item of the {kind}]")
             raise
@@ -186,7 +204,7 @@ class Encoder(dict[type, Handler]):
         same = len(old) == len(parts) + 2
         for name, part in parts.items():
             before = old.get(name, ABSENT)
-            out[name] = self[type(part)](part, before, depth + 1)
+            out[name] = self._handlers.get(type(part), _refuse)(part, before, depth + 1)
             same = same and out[name] is before
         return old if same else out
 
@@ -213,22 +231,6 @@ def _json_keys(value: dict[Any, Any]) -> bool:
         and MARK not in value
         and (all(map(str.isascii, value)) or all(scalars.text(key) is key for key in value))
     )
-
-
-def _shift(value: Sequence[Any], at: int, old: list[Any], there: int) -> int:
-    """Which of the old items an item of a list continues, when it is not the one at the same place.
-
-    Finds what was cut before it (a window that moves on) or put in.
-    """
-    following = value[at + 1 : at + 2]
-    if following and unchanged(following, old[there + 1 : there + 2] or [ABSENT]):
-        return there  # The items after it still match, so this one was changed where it is.
-    for further in range(there + 1, len(old)):
-        if unchanged((value[at],), (old[further],)):
-            return further
-    if following and unchanged(following, (old[there],)):
-        return there - 1
-    return there
 
 
 def _itself(value: Any, old: Any, depth: int) -> Any:

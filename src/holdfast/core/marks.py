@@ -1,0 +1,40 @@
+"""How a tree shows that it holds more than plain data."""
+
+from __future__ import annotations
+
+from itertools import chain, repeat
+from operator import contains
+from typing import Any
+
+MARK = "$"
+"""The key by which a dict in a tree is known as a mark; plain data that has such a key is stored as pairs."""
+
+_flat = chain.from_iterable
+_WRITTEN = b'"$"'
+
+
+def may_hold_marks(data: bytes) -> bool:
+    """False when no tree in this JSON holds a mark.
+
+    A tree is plain when it was made from JSON without marks by changes without marks, so whoever has
+    the bytes need not look through the tree.
+    """
+    return _WRITTEN in data
+
+
+def is_plain(tree: Any, limit: int) -> bool:
+    """Whether the tree holds no marks, so that a bare copy of it is its value.
+
+    False as well when it has more than `limit` levels. All dicts of one level are looked at together:
+    a call for each would cost more than copying them.
+    """
+    level = [tree]
+    for _ in range(limit):
+        dicts = [node for node in level if type(node) is dict]
+        lists = [node for node in level if type(node) is list]
+        if True in map(contains, dicts, repeat(MARK)):
+            return False
+        level = [*_flat(map(dict.values, dicts)), *_flat(lists)]
+        if {dict, list}.isdisjoint(map(type, level)):
+            return True
+    return False
