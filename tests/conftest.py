@@ -1,0 +1,46 @@
+"""What every behaviour test gets: a clock that stands still, and runtimes on each kind of store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Runtime
+from holdfast.store.base import Store
+from holdfast.store.files import FilesStore
+from holdfast.store.memory import MemoryStore
+from holdfast.store.sqlite import SqliteStore
+from holdfast.testing import ManualClock
+
+MakeStore = Callable[[], Store]
+MakeRuntime = Callable[..., Runtime]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The time of the test: it passes by `advance` only."""
+    return ManualClock()
+
+
+@pytest.fixture(params=["memory", "sqlite", "file"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> MakeStore:
+    """A new store object on the same runs each time it is called, as another process would have it."""
+    if request.param == "memory":
+        one = MemoryStore(clock)
+        return lambda: one
+    if request.param == "sqlite":
+        return lambda: SqliteStore(tmp_path / "runs.db", clock=clock, durability="process")
+    return lambda: FilesStore(tmp_path / "runs", clock=clock, durability="process")
+
+
+@pytest.fixture
+def make_runtime(make_store: MakeStore, clock: ManualClock) -> MakeRuntime:
+    """A new Runtime on the same runs each time it is called; it takes all settings of Runtime."""
+
+    def make(store: Any = None, **settings: Any) -> Runtime:
+        return Runtime(store or make_store(), clock=clock, **settings)
+
+    return make
