@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import random
 import traceback
-from hashlib import blake2b
 from typing import Any, Protocol
 
 from holdfast.clock import Clock
@@ -141,7 +140,7 @@ class Runner:
                 return None
             except StepRaised as raised:
                 error: BaseException = raised.error
-            except (GeneratorExit, StoreError):
+            except GeneratorExit:
                 raise
             except BaseException as raised:
                 error = raised
@@ -160,7 +159,9 @@ class Runner:
 
     async def _attempt(self, step: Step[..., Any], name: str) -> tuple[Position, Tree]:
         """One call of the step, on a copy of the state that only this attempt sees."""
-        position = Position(self._codec.decode(self._tree), self._cursor)
+        # What was saved and held no marks is copied without looking for them.
+        plain = self._tree is self.writer.tree and self.writer.segment.plain
+        position = Position(self._codec.decode(self._tree, plain=plain), self._cursor)
         set_current(self._context(step, name))
         self._in_step = True
         try:
@@ -351,15 +352,14 @@ class Runner:
             self._around.emit(Event(type=kind, run=self.writer.run, seq=None, time=when(at), **fields))
 
     def _context(self, step: Step[..., Any], name: str) -> RunContext:
-        writer, place = self.writer, self._cursor["step"]
-        key = blake2b(f"{writer.run} {self._nonce} {writer.branch} {place} {name}".encode(), digest_size=16)
+        writer = self.writer
         deadline = None if step.timeout is None else when(self._around.clock.now() + step.timeout)
         return RunContext(
             id=writer.run,
             flow=self._flow.name,
             step=name,
             attempt=self._failures + self._takeups,
-            idempotency_key=key.hexdigest(),
+            place=f"{self._nonce} {writer.branch} {self._cursor['step']}",
             metadata=self._metadata,
             deadline=deadline,
         )

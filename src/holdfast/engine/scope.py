@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from holdfast.engine.threads import Lane, Lanes
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class StepRaised(Exception):
-    """Carries what a `def` step raised out of its thread, whatever it was."""
+    """Carries what a step raised, whatever it was, so that no task or loop takes it for its own."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -34,18 +34,22 @@ class StepScope:
         """The result of the step's function."""
         if step.is_async:
             self.give_lane_back()
-            return await step.fn(*args)
+            return await _carried(step.fn(*args))
         self.interruptible = False
         try:
-            if step.executor is not None:
-                self.give_lane_back()
-                loop = asyncio.get_running_loop()
-                result = await loop.run_in_executor(step.executor, step, *args)
-            else:
-                result = await self._in_lane(step, args)
+            result = await (self._in_lane(step, args) if step.executor is None else self._in_executor(step, args))
         finally:
             self.interruptible = True
-        return await result if inspect.isawaitable(result) else result
+        return await _carried(result) if inspect.isawaitable(result) else result
+
+    async def _in_executor(self, step: Step[..., Any], args: tuple[Any, ...]) -> Any:
+        self.give_lane_back()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(step.executor, call_in_executor, step, *args)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            raise StepRaised(error) from None
 
     async def _in_lane(self, step: Step[..., Any], args: tuple[Any, ...]) -> Any:
         if self._lane is None:
@@ -65,6 +69,33 @@ class StepScope:
         lane, self._lane = self._lane, None
         if lane is not None:
             self._lanes.release(lane, reusable=reusable)
+
+
+async def _carried(work: Awaitable[T]) -> T:
+    """What the step's own coroutine returns; what it raises comes out as StepRaised.
+
+    A SystemExit or KeyboardInterrupt that leaves a task would end the loop, and with it every other run.
+    """
+    try:
+        return await work
+    except asyncio.CancelledError:
+        raise  # asked for by the runtime, or the step's own: the runner tells them apart
+    except GeneratorExit as error:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise error from None  # not the step's: the loop is gone and the coroutine is being closed
+        raise StepRaised(error) from None
+    except BaseException as error:
+        raise StepRaised(error) from None
+
+
+def call_in_executor(step: Step[..., Any], *args: Any) -> Any:
+    """What the step returns. A future cannot carry StopIteration: whoever waits for it would wait for ever."""
+    try:
+        return step(*args)
+    except StopIteration as error:
+        raise RuntimeError("the step raised StopIteration") from error
 
 
 async def within(seconds: float, step: str, work: Coroutine[Any, Any, T]) -> T:
