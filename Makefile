@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Tests and benchmarks start many processes: let them keep their bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test check bench torture clean
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from datetime import datetime
+from hashlib import blake2b
 from typing import Any, Protocol
-
-import msgspec
 
 from holdfast.errors import UsageError
 
@@ -19,20 +18,39 @@ class Scope(Protocol):
         ...
 
 
-class RunContext(msgspec.Struct, frozen=True, kw_only=True):
+class RunContext:
     """The run that the current code belongs to."""
 
-    id: str
-    flow: str
-    step: str
-    attempt: int
-    """1 for the first attempt of the step, one more for each that failed or was cut off by a crash."""
-    idempotency_key: str
-    """The same for every attempt of this step on this branch of the run, and no other: give it to
-    services that accept one, so that an effect cut off by a crash is not repeated there."""
-    metadata: dict[str, Any]
-    deadline: datetime | None = None
-    """When the attempt times out; None without a timeout."""
+    __slots__ = ("_place", "attempt", "deadline", "flow", "id", "metadata", "step")
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        flow: str,
+        step: str,
+        attempt: int,
+        place: str,
+        metadata: dict[str, Any],
+        deadline: datetime | None,
+    ) -> None:
+        self.id, self.flow, self.step, self.metadata = id, flow, step, metadata
+        self.attempt = attempt
+        """1 for the first attempt of the step, one more for each that failed or was cut off by a crash."""
+        self.deadline = deadline
+        """When the attempt times out; None without a timeout."""
+        self._place = place
+
+    def __repr__(self) -> str:
+        return f"<step {self.step!r} of run {self.id}, attempt {self.attempt}>"
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt of this step on this branch of the run, and no other.
+
+        Give it to services that accept one, so that an effect cut off by a crash is not repeated there.
+        """
+        return blake2b(f"{self.id} {self._place} {self.step}".encode(), digest_size=16).hexdigest()
 
 
 _current: ContextVar[RunContext | None] = ContextVar("holdfast_run", default=None)

@@ -1,7 +1,8 @@
 """A log folded into what a run goes on with, and the bodies that entries hold.
 
 The body of a checkpoint holds either the whole state (`state`, which begins a segment) or the change
-against the checkpoint before it (`delta`, with `base`, the seq at which its segment begins):
+against the checkpoint before it (`delta`, with `base`, the seq at which its segment begins). When what
+lies before a checkpoint is dropped, it is written again with both `state` and the `base` it had:
 
     created     {"state", "branch": 0, "nonce", "from": null or "RUN@SEQ"}
     checkpoint  {"steps": [[name, started, ended], ...], "delta", "base"} or {..., "state", "branch"}
@@ -21,7 +22,7 @@ import msgspec
 
 from holdfast.core import delta
 from holdfast.core.checksum import seal, verify
-from holdfast.core.codec import Tree, dumps, loads
+from holdfast.core.codec import Tree, dumps, loads, may_hold_marks
 from holdfast.errors import NotLoadableError, StateError, StoreDamagedError
 from holdfast.model import CHECKPOINT_KINDS, Entry, Head, Kind
 
@@ -33,7 +34,7 @@ _STATE_KEYS = frozenset({"state", "branch", "delta", "base"})
 class Point:
     """A run at one of its checkpoints: state, position, and the segment that holds it."""
 
-    __slots__ = ("base", "branch", "cursor", "entry", "extra", "seq", "tree", "written")
+    __slots__ = ("base", "branch", "cursor", "entry", "extra", "plain", "seq", "tree", "written")
 
     def __init__(
         self,
@@ -51,6 +52,8 @@ class Point:
         """Bytes of snapshot and deltas in the segment so far."""
         self.extra = extra
         """What the entry says beside the state."""
+        self.plain = False
+        """Whether the state is known to hold no marks."""
 
 
 def read_body(run: str, entry: Entry) -> dict[str, Any]:
@@ -93,12 +96,18 @@ def _step_to(run: str, before: Point | None, entry: Entry, body: dict[str, Any])
     extra = {key: value for key, value in body.items() if key not in _STATE_KEYS}
     try:
         cursor = msgspec.json.decode(entry.cursor)
+        marked = may_hold_marks(entry.body)
         if "state" in body:
-            return Point(entry, body["state"], cursor, entry.seq, body["branch"], len(entry.body), extra)
+            base = body.get("base", entry.seq)
+            point = Point(entry, body["state"], cursor, base, body["branch"], len(entry.body), extra)
+            point.plain = not marked
+            return point
         if before is None or body["base"] != before.base:
             raise StoreDamagedError(run, entry.seq, "its segment does not begin with a snapshot")
         tree = delta.apply(before.tree, body["delta"])
-        return Point(entry, tree, cursor, before.base, before.branch, before.written + len(entry.body), extra)
+        point = Point(entry, tree, cursor, before.base, before.branch, before.written + len(entry.body), extra)
+        point.plain = before.plain and not marked
+        return point
     except (KeyError, TypeError, ValueError, StateError, msgspec.DecodeError) as error:
         raise StoreDamagedError(run, entry.seq, f"it cannot be rebuilt: {error!r}") from error
 
@@ -132,10 +141,10 @@ class Segment:
     Never changed in place, so that a commit that fails leaves it as it was.
     """
 
-    __slots__ = ("_entries", "_size", "base", "written")
+    __slots__ = ("_entries", "_size", "base", "plain", "written")
 
-    def __init__(self, base: int, written: int, size: int = 0, entries: int = 0) -> None:
-        self.base, self.written = base, written
+    def __init__(self, base: int, written: int, size: int = 0, entries: int = 0, *, plain: bool = False) -> None:
+        self.base, self.written, self.plain = base, written, plain
         self._size, self._entries = size, entries
 
     def next(
@@ -149,15 +158,19 @@ class Segment:
             if total > 2 * size + _SLACK or entries % _RECKON_EVERY == 0:
                 size = len(dumps(new))
             if total <= 2 * size + _SLACK:
-                return body, Segment(self.base, total, size, entries)
+                plain = self.plain and not may_hold_marks(body)
+                return body, Segment(self.base, total, size, entries, plain=plain)
         body = dumps({**extra, "state": new, "branch": branch})
-        return body, Segment(seq, len(body), len(body), 0)
+        return body, Segment(seq, len(body), len(body), 0, plain=not may_hold_marks(body))
 
 
 def rebased(run: str, point: Point) -> Entry:
-    """The checkpoint written again as a whole, so that what lies before it can be dropped."""
+    """The checkpoint written again as a whole, so that what lies before it can be dropped.
+
+    It stays in its segment: the changes that follow it in the log go on naming that one.
+    """
     entry = point.entry
-    body = dumps({**point.extra, "state": point.tree, "branch": point.branch})
+    body = dumps({**point.extra, "state": point.tree, "branch": point.branch, "base": point.base})
     return seal(run, entry.seq, entry.kind, entry.fence, entry.at, entry.cursor, body)
 
 

@@ -21,18 +21,18 @@ class Committer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._pending: list[_Waiting] = []
         self._scheduled = False
         self._writing: asyncio.Task[None] | None = None
 
     def submit(self, commit: Commit) -> asyncio.Future[Reply]:
         """What the store will reply. Cancelling the wait does not take the commit back."""
-        future: asyncio.Future[Reply] = self._loop.create_future()
+        future: asyncio.Future[Reply] = self.loop.create_future()
         self._pending.append((commit, future))
         if not self._scheduled and self._writing is None:
             self._scheduled = True
-            self._loop.call_soon(self._flush)
+            self.loop.call_soon(self._flush)
         return future
 
     def _flush(self) -> None:
@@ -49,7 +49,7 @@ class Committer:
             if replies is not None:
                 _deliver(batch, replies)
                 return
-        self._writing = self._loop.create_task(self._write(batch))
+        self._writing = self.loop.create_task(self._write(batch))
 
     async def _write(self, batch: list[_Waiting]) -> None:
         try:

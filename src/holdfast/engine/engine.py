@@ -34,6 +34,7 @@ log = logging.getLogger("holdfast")
 
 MAIL_POLL = 1.0
 MAIL_PAUSE = 0.03
+MAIL_QUIET = 0.06
 THREADS = 64
 
 
@@ -72,6 +73,7 @@ class Engine:
         on_event: Callable[[Event], Any] | None,
     ) -> None:
         self.store, self.clock = store, clock
+        self._loop = asyncio.get_running_loop()
         self.registry = Registry()
         self.committer = Committer(store)
         self.ownership = Ownership(store, lease=lease, heartbeat=heartbeat)
@@ -262,7 +264,9 @@ class Engine:
         while True:
             try:
                 seen = await self.store.wait_change(seen, MAIL_POLL)
-                ids = tuple(self.live)
+                # Commits bring the mail with them: only runs that have not made one for a while are asked for.
+                quiet = self._loop.time() - MAIL_QUIET
+                ids = tuple(run for run, live in self.live.items() if live.runner.writer.heard_at < quiet)
                 query = Query(ids=ids, has_mail=True, limit=max(len(ids), 1))
                 for head in await self.store.list_heads(query) if ids else ():
                     await self.fetch_mail(head.id)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 
+from holdfast.core.checksum import verify
 from holdfast.core.events import events_of, when
 from holdfast.core.history import Fold, Point, last_point, read_body
 from holdfast.core.transitions import ENDED, shown_status
@@ -21,7 +23,14 @@ _LOOK_AGAIN = 1.0
 
 
 def run_view(head: Head) -> Run:
-    """A head as users see it."""
+    """A head as users see it. Raises StoreDamagedError when it is not what was once written."""
+    try:
+        return _run_view(head)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise StoreDamagedError(head.id, None, f"its head cannot be read: {error!r:.200}") from error
+
+
+def _run_view(head: Head) -> Run:
     info = msgspec.json.decode(head.info, type=Info)
     cursor = msgspec.json.decode(head.cursor)
     error = None if head.error is None else msgspec.json.decode(head.error)["error"]
@@ -57,10 +66,26 @@ class Reader:
 
     def __init__(self, store: Store, registry: Registry) -> None:
         self._store, self._registry = store, registry
+        self._asked: dict[str, asyncio.Future[Head | None]] = {}
 
     async def head(self, run: str) -> Head | None:
-        """The head of a run; None when there is no such run."""
-        return (await self._store.read_heads([run]))[0]
+        """The head of a run; None when there is no such run. Those asked for at once are read at once."""
+        if not self._asked:
+            asyncio.get_running_loop().call_soon(self._read_asked)
+        waiting = self._asked.setdefault(run, asyncio.get_running_loop().create_future())
+        return await asyncio.shield(waiting)
+
+    def _read_asked(self) -> None:
+        asked, self._asked = self._asked, {}
+        task = asyncio.ensure_future(self._store.read_heads(list(asked)))
+
+        def answer(_: object) -> None:
+            for place, waiting in enumerate(asked.values()):
+                if not waiting.done() and not task.cancelled():
+                    error = task.exception()
+                    waiting.set_exception(error) if error else waiting.set_result(task.result()[place])
+
+        task.add_done_callback(answer)
 
     async def log(self, run: str, after: int = 0, upto: int | None = None) -> AsyncIterator[Entry]:
         """The entries of a run in order, read page by page."""
@@ -98,10 +123,10 @@ class Reader:
                 best = entry.seq
         return best
 
-    def checkpoint(self, head: Head, point: Point, before: int | None) -> Checkpoint:
-        """A point as users see it, with the state built anew."""
+    def checkpoint(self, head: Head, point: Point, before: int | None, *, raw: bool) -> Checkpoint:
+        """A point as users see it, with the state built anew, or as a copy of its tree."""
         origin = point.extra.get("from") or (f"{head.id}@{point.extra['to']}" if "to" in point.extra else None)
-        state = self._registry.codec(head.flow).decode(point.tree)
+        state = msgspec.to_builtins(point.tree) if raw else self._registry.codec(head.flow).decode(point.tree)
         return Checkpoint(
             id=f"{head.id}@{point.seq}",
             run=head.id,
@@ -114,7 +139,7 @@ class Reader:
             parent=origin or (f"{head.id}@{before}" if before is not None else None),
         )
 
-    async def checkpoints(self, run: str) -> AsyncIterator[Checkpoint]:
+    async def checkpoints(self, run: str, *, raw: bool = False) -> AsyncIterator[Checkpoint]:
         """Every checkpoint that is kept, oldest first."""
         head = await self.head(run)
         if head is None:
@@ -124,10 +149,10 @@ class Reader:
             point = fold.add(entry)
             if point is not None:
                 if point.seq >= head.floor:
-                    yield self.checkpoint(head, point, before)
+                    yield self.checkpoint(head, point, before, raw=raw)
                 before = point.seq
 
-    async def load(self, run: str, seq: int | None) -> Checkpoint | None:
+    async def load(self, run: str, seq: int | None, *, raw: bool = False) -> Checkpoint | None:
         """One checkpoint, or the latest; None when it is not there."""
         head = await self.head(run)
         if head is None:
@@ -136,17 +161,18 @@ class Reader:
         if point is None:
             return None
         before = [e.seq async for e in self.log(run, upto=point.seq - 1) if e.kind in CHECKPOINT_KINDS][-1:]
-        return self.checkpoint(head, point, before[0] if before else None)
+        return self.checkpoint(head, point, before[0] if before else None, raw=raw)
 
-    async def result(self, head: Head) -> Any:
-        """The result of a completed run."""
+    async def result(self, head: Head, *, raw: bool = False) -> Any:
+        """The result of a completed run, built or as its tree."""
         codec = self._registry.codec(head.flow)
         entries = await self._store.read_entries(head.id, after=head.base - 1)
         point = _last_or_expired(head, entries)
         if entries[-1].kind != Kind.COMPLETED:
             raise StoreDamagedError(head.id, entries[-1].seq, "it is said to be completed but its log does not end so")
         body = read_body(head.id, entries[-1])
-        return codec.decode(body.get("result", point.tree), path="result")
+        tree = body.get("result", point.tree)
+        return tree if raw else codec.decode(tree, path="result")
 
     async def events(self, run: str, after: int | Event, follow: bool) -> AsyncIterator[Event]:
         """What happened in the run after that place; with `follow`, until the run has ended."""
@@ -160,6 +186,7 @@ class Reader:
             if head is None:
                 raise RunNotFoundError(run)
             async for entry in self.log(run, max(seq - 1, head.floor - 1)):
+                verify(run, entry)
                 for event in events_of(run, entry):
                     if (entry.seq, event.index) > (seq, index):
                         seq, index = entry.seq, event.index

@@ -85,7 +85,7 @@ class Verbs:
         return digest_of(self._engine.registry.codec(flow.name).encode(input, path="input"))
 
     async def fork(
-        self, ref: str, run: str | None, state: Any, metadata: dict[str, Any] | None
+        self, ref: str, run: str | None, state: Any, metadata: dict[str, Any] | None, *, raw: bool = False
     ) -> tuple[Head, LiveRun | None]:
         """A new run from a checkpoint; the source is only read. Live here if the program has the flow."""
         engine = self._engine
@@ -97,7 +97,10 @@ class Verbs:
         info = msgspec.json.decode(head.info, type=Info)
         tree, digest = point.tree, info.digest
         if state is not MISSING:
-            tree = engine.registry.codec(head.flow).encode(state)
+            codec = engine.registry.codec(head.flow)
+            if raw and engine.registry.has(head.flow):
+                codec.decode(state)  # what the flow could not load is refused before anything is written
+            tree = state if raw else codec.encode(state)
             digest = digest_of(tree)
         new_head, writer = await engine.create(
             new_id(head.flow) if run is None else check_id(run),
@@ -170,6 +173,14 @@ class Verbs:
                         raise RunWaitingError(run, head.waiting_for)
                     token = await self._engine.store.wait_change(token, _LOOK_AGAIN)
 
+    async def result(self, run: str, *, raw: bool) -> Any:
+        """The result of a completed run; raises what it has come to otherwise."""
+        head = await self._head(run)
+        where = situation(head)
+        if where is Situation.COMPLETED:
+            return await self._reader.result(head, raw=raw)
+        raise RunOwnedError(run, head.owner) if where is Situation.LIVE else ended_error(head)
+
     async def outcome(self, live: LiveRun) -> Any:
         """What a run that is live here comes to. Giving up the wait does not stop the run."""
         outcome = await asyncio.shield(live.done)
@@ -204,6 +215,7 @@ class Verbs:
         claim = await self._claim("rewind", run, next_step=point.cursor)
         writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, None)
         await writer.rewind(point)
+        self._show_last(writer)
         return await self._engine.take(claim, writer)
 
     # Stopping
@@ -238,10 +250,13 @@ class Verbs:
         taken = tuple(mail.id for mail in claim.mail if mail.kind in ("pause", "cancel"))
         error = None if reason is None else dumps({"step": None, "error": reason})
         await writer.write([(kind, body)], status=status, take=taken, attempt=0, error=error)
-        if self._engine.observed:
-            for event in events_of(claim.head.id, writer.written[-1]):
-                self._engine.emit(event)
+        self._show_last(writer)
         return True
+
+    def _show_last(self, writer: RunWriter) -> None:
+        if self._engine.observed:
+            for event in events_of(writer.run, writer.written[-1]):
+                self._engine.emit(event)
 
     async def checkpoint(self, run: str) -> str:
         """A checkpoint at the next safe point; its id."""

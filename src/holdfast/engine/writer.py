@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.core.checksum import seal
-from holdfast.core.codec import Tree, dumps
+from holdfast.core.codec import Tree, dumps, may_hold_marks
 from holdfast.core.history import Point, Segment
 from holdfast.core.transitions import ENDED, check_transition
 from holdfast.engine.committer import Committer
@@ -43,7 +43,9 @@ class RunWriter:
         self.cursor: dict[str, Any] = msgspec.json.decode(head.cursor) if point is None else point.cursor
         self.branch = 0 if point is None else point.branch
         self.checkpoint_seq = 0 if point is None else point.seq
-        self.segment = Segment(head.base, 0) if point is None else Segment(point.base, point.written)
+        self.segment = Segment(head.base, 0)
+        if point is not None:
+            self.segment = Segment(point.base, point.written, plain=point.plain)
         self.marks_due: list[Mark] = []
         """What happened already and travels with the next commit."""
         self.written: list[Entry] = []
@@ -52,6 +54,8 @@ class RunWriter:
         """Nothing more is written from here."""
         self.given_up = False
         """The store knows that the run is not owned by this writer any more."""
+        self.heard_at = 0.0
+        """When the store last said what mail there is, on the event loop's clock."""
         self._in_doubt: _Landed | None = None
 
     async def write(
@@ -105,6 +109,7 @@ class RunWriter:
             raise OwnershipLostError(self.run, self.fence)
         self._in_doubt = None
         self._count(landed)
+        self.heard_at = self._committer.loop.time()
         return reply.mail
 
     async def rewind(self, point: Point) -> None:
@@ -150,8 +155,7 @@ class RunWriter:
     ) -> tuple[list[Entry], Segment]:
         """The entries of a commit in order: what was due, the checkpoint, the marks."""
         segment, entries, seq = self.segment, [], self.seq
-        old_cursor = dumps(self.cursor)
-        new_cursor = old_cursor if progress is None else dumps(progress.cursor)
+        new_cursor = dumps(self.cursor if progress is None else progress.cursor)
 
         def add(kind: Kind, body: bytes, cursor: bytes) -> None:
             nonlocal seq
@@ -159,7 +163,7 @@ class RunWriter:
             entries.append(seal(self.run, seq, kind, self.fence, now, cursor, body))
 
         for kind, mark in self.marks_due:
-            add(kind, dumps(mark), old_cursor)
+            add(kind, dumps(mark), dumps(self.cursor))
         if progress is None and whole:
             progress = Progress(self.tree, self.cursor, ())
         if progress is not None:
@@ -240,6 +244,8 @@ async def create_run(
         raise RunExistsError(head.id)
     if reply.refused is not None:
         raise StoreError(f"run {head.id} could not be created: {reply.refused}")
-    writer = RunWriter(committer, clock, head, Point(entry, tree, cursor, 1, 0, len(encoded), body))
+    point = Point(entry, tree, cursor, 1, 0, len(encoded), body)
+    point.plain = not may_hold_marks(encoded)
+    writer = RunWriter(committer, clock, head, point)
     writer.seq, writer.written = 1, [entry]
     return writer

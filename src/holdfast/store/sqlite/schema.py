@@ -105,7 +105,9 @@ def migrate(connection: apsw.Connection) -> None:
                 connection.execute(MIGRATIONS[at])
                 fault("migration.inside")
                 connection.execute(f"pragma application_id = {APPLICATION_ID}; pragma user_version = {at + 1}")
+            fault("migration.before")
             connection.execute("commit")
         except BaseException:
             connection.execute("rollback")
             raise
+        fault("migration.after")

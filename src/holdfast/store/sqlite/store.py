@@ -257,14 +257,14 @@ def _write_batch(connection: apsw.Connection, batch: Sequence[Commit]) -> list[R
     if not batch:
         return []
     first = batch[0]
-    if len(batch) == 1 and len(first.entries) == 1 and not (first.create or first.change or first.take or first.rebase):
+    if len(batch) == 1 and _is_step(first):
         # The usual step: one statement is its own transaction.
         fault("commit.before")
         refusals = [_append(connection, first)]
         fault("commit.after")
     else:
         connection.execute("begin immediate")
-        refusals = [_write_one(connection, commit) for commit in batch]
+        refusals = _write_steps(connection, batch) or [_write_one(connection, commit) for commit in batch]
         _finish(connection)
     if connection.execute(sql.ANY_MAIL).get is None:
         return [_ACCEPTED if refusal is None else Reply(refusal) for refusal in refusals]
@@ -272,6 +272,23 @@ def _write_batch(connection: apsw.Connection, batch: Sequence[Commit]) -> list[R
         Reply(refusal) if refusal else Reply(None, _mail_of(connection, commit.run))
         for commit, refusal in zip(batch, refusals, strict=True)
     ]
+
+
+def _is_step(commit: Commit) -> bool:
+    """Whether it is the usual commit: one entry and nothing else."""
+    return len(commit.entries) == 1 and not (commit.create or commit.change or commit.take or commit.rebase)
+
+
+def _write_steps(connection: apsw.Connection, batch: Sequence[Commit]) -> list[Refusal | None] | None:
+    """The usual batch, steps of many runs, in one call; None (and nothing written) when any is refused."""
+    if not all(map(_is_step, batch)):
+        return None
+    before = connection.total_changes()
+    connection.executemany(sql.APPEND_NEXT, map(_bindings, batch))
+    if connection.total_changes() - before == len(batch):
+        return [None] * len(batch)
+    connection.execute("rollback; begin immediate")
+    return None
 
 
 def _write_one(connection: apsw.Connection, commit: Commit) -> Refusal | None:
@@ -311,26 +328,18 @@ def _write_one(connection: apsw.Connection, commit: Commit) -> Refusal | None:
 
 
 def _append(connection: apsw.Connection, commit: Commit) -> Refusal | None:
-    entry = commit.entries[0]
-    connection.execute(
-        sql.APPEND_NEXT,
-        (
-            commit.run,
-            commit.owner,
-            commit.fence,
-            commit.create is not None,
-            entry.seq,
-            entry.kind,
-            entry.at,
-            entry.cursor.decode(),
-            entry.check,
-            entry.body.decode(),
-        ),
-    )
+    connection.execute(sql.APPEND_NEXT, _bindings(commit))
     if connection.changes():
         return None
     owned = connection.execute(sql.FIND_OWNED, (commit.run, commit.owner, commit.fence)).get
     return Refusal.STALE if owned is None else Refusal.GAP
+
+
+def _bindings(commit: Commit) -> tuple[Any, ...]:
+    """What APPEND_NEXT takes for the first entry of a commit."""
+    entry, is_new = commit.entries[0], commit.create is not None
+    where = (commit.run, commit.owner, commit.fence, is_new, entry.seq)
+    return (*where, entry.kind, entry.at, entry.cursor.decode(), entry.check, entry.body.decode())
 
 
 def _columns(entry: Entry) -> tuple[Any, ...]:
