@@ -230,9 +230,11 @@ class Disk:
 
     def delete_folder(self, root: int, name: str) -> None:
         """Remove a folder with all that is in it: gone at once for everybody, then freed."""
+        fault("delete.before")
         hidden = f".gone-{secrets.token_hex(8)}"
         os.rename(name, hidden, src_dir_fd=root, dst_dir_fd=root)
         self.sync(root)
+        fault("delete.after")
         with suppress(OSError):  # it counts as deleted; what is left is removed when the store is opened next
             remove_folder(root, hidden)
 
