@@ -1,0 +1,99 @@
+"""Part 1: SIGKILL at random instants of 50-step runs, until each run is done all the same."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from . import victim
+from .invariants import Witness, check_result
+from .nursery import Child, Nursery, Report, result_of
+from .stores import url
+
+STEPS = 50
+RUNS_PER_STORE = 5
+
+
+class Kills:
+    """What happened."""
+
+    def __init__(self) -> None:
+        self.kills = self.runs = self.starts = self.acknowledged = self.in_opening = 0
+        self.seconds = 0.0
+
+
+def torture(
+    kind: str, kills: int, seed: int, folder: Path, nursery: Nursery, progress: Callable[[Kills], None] = lambda _: None
+) -> Kills:
+    """Kill until there were `kills` kills. Raises AssertionError with the place when something is wrong."""
+    figures, begun = Kills(), time.perf_counter()
+    series = 0
+    while figures.kills < kills:
+        place = folder / f"{kind}-{series}"
+        try:
+            _one_store(kind, kills, f"{seed}/{kind}/{series}", place, nursery, figures, progress)
+        except AssertionError as error:
+            raise AssertionError(f"store {series}, after {figures.kills} kills: {error}") from error
+        series += 1
+    figures.seconds = time.perf_counter() - begun
+    return figures
+
+
+def _one_store(
+    kind: str, kills: int, seed: str, place: Path, nursery: Nursery, figures: Kills, progress: Callable[[Kills], None]
+) -> None:
+    """A few runs on one store: what is done to one must not touch the others."""
+    chance = random.Random(seed)
+    (place / "store").mkdir(parents=True)
+    names = [victim.name_of(index) for index in range(STEPS)]
+    witness = Witness(kind, place / "store", place / "copy", place / "ledger", names=names)
+    for number in range(RUNS_PER_STORE):
+        arguments = {
+            "store": url(kind, place / "store"),
+            "run": f"run-{number}",
+            "seed": chance.randrange(10**9),
+            "steps": STEPS,
+            "work": 0.001,
+            "ledger": str(place / "ledger"),
+        }
+        result = None
+        while result is None and figures.kills < kills:
+            child = nursery.start("plain", **arguments)
+            reports = kill_somewhere(child, chance, figures)
+            witness.acknowledge(reports)
+            figures.acknowledged += sum(report["what"] == "acknowledged" for report in reports)
+            witness.look()
+            progress(figures)
+            result = next((report["value"] for report in reports if report["what"] == "result"), None)
+        if result is None:
+            result = result_of(nursery.run("plain", **arguments))
+            witness.look()
+        check_result(arguments["run"], result, victim.expected(arguments["seed"], STEPS))
+        assert witness.seen[arguments["run"]].head.status == "completed"
+        figures.runs += 1
+    figures.starts += witness.starts
+
+
+def kill_somewhere(child: Child, chance: random.Random, figures: Kills) -> list[Report]:
+    """Kill the child in the middle of what it does; all that it reported."""
+    reports: list[Report] = []
+    if chance.random() < 0.15:
+        # While it opens the store, claims the run, or has just begun with it.
+        figures.in_opening += 1
+        time.sleep(chance.uniform(0, 0.04))
+    else:
+        left = chance.randint(1, 14)
+        for report in child.reports():
+            reports.append(report)
+            left -= report["what"] == "started"
+            if left == 0:
+                break
+        # A step takes a millisecond and its commit about as long: this lands before, in and after both.
+        time.sleep(chance.uniform(0, 0.004))
+    child.signal(signal.SIGKILL)
+    reports += child.finish()
+    figures.kills += child.status == -signal.SIGKILL
+    return reports
