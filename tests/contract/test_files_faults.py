@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -17,7 +19,7 @@ import pytest_asyncio
 
 from holdfast import faults
 from holdfast.errors import StoreError, StoreUnavailableError, UsageError
-from holdfast.model import Commit, Mail, Query
+from holdfast.model import Commit, Mail, Query, Refusal
 from holdfast.store.files import FilesStore
 from holdfast.testing.build import ALICE, BOB, commit, create, entry, owner
 
@@ -199,6 +201,22 @@ async def test_a_commit_that_would_wait_for_another_process_says_so(store: Files
     replies = store.try_commit([commit("run", 3)])
     assert replies is not None
     assert replies[0].refused is None
+
+
+async def test_a_run_that_is_deleted_while_a_commit_waits_for_it_is_stale(store: FilesStore) -> None:
+    folder = os.open(store.path / "run", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    waiting = asyncio.create_task(store.commit([commit("run", 3)]))
+    blocked = f":{os.fstat(folder).st_ino} "
+    while not any("->" in line and blocked in line for line in Path("/proc/locks").read_text().splitlines()):
+        await asyncio.sleep(0)
+    gone = store.path / ".gone-1"
+    (store.path / "run").rename(gone)
+    before = (gone / "log.jsonl").read_bytes()
+    os.close(folder)
+    (reply,) = await waiting
+    assert reply.refused is Refusal.STALE
+    assert (gone / "log.jsonl").read_bytes() == before
 
 
 async def test_no_descriptor_is_left_open(store: FilesStore) -> None:

@@ -53,10 +53,11 @@ class LifeContract(ContractBase):
         self.need(store, "durable")
         await self.write(store, create("run", metadata=b'{"k":1}'), create("Other", owner=None, created_at=5.0))
         await self.write(store, commit("run", 2, 3, change=HeadChange(status="waiting", wake_at=7.5)))
-        for key in ("taken", "waiting"):
+        for key in ("waiting", "taken"):
             await store.post_mail("run", Mail("answer", b'"x"', key))
-        taken, _ = await self.mail(store)
+        _, taken = await self.mail(store)
         await self.write(store, commit("run", 4, take=(taken.id,), rebase=entry(2)))
+        await store.post_mail("run", Mail("answer", b'"y"', "late"))
         assert await self.claim(store, BOB) is not None
         before = await self.all_of(store)
         listed = await store.list_heads(Query())
@@ -66,6 +67,8 @@ class LifeContract(ContractBase):
         await again.open()
         assert await self.all_of(again) == before
         assert await again.list_heads(Query()) == listed
+        assert [mail.key for mail in before[2]] == ["waiting", "late"]
+        assert before[2][1].id > taken.id
         assert await again.post_mail("run", Mail("answer", b"1", "taken")) is Posted.DUPLICATE
         replies = await again.commit([commit("run", 5), commit("run", 5, owner=BOB, fence=2)])
         assert [reply.refused for reply in replies] == [Refusal.STALE, None]

@@ -185,6 +185,19 @@ class LogContract(ContractBase):
         assert [mail.key for mail in await self.mail(store)] == ["waiting", "new"]
         assert await store.post_mail("run", Mail("answer", b"1", "taken")) is Posted.DUPLICATE
 
+    async def test_ids_of_mail_rise_over_a_rebase(self, store: Store) -> None:
+        snapshot = await self._five(store)
+        for n in range(3):
+            await store.post_mail("run", Mail("send", b"%d" % n))
+        first, *taken = await self.mail(store)
+        await self.write(store, commit("run", rebase=snapshot, take=tuple(mail.id for mail in taken)))
+        for n in (3, 4):
+            await store.post_mail("run", Mail("send", b"%d" % n))
+            await self.write(store, commit("run", rebase=entry(n)))
+        mail = await self.mail(store)
+        assert [one.body for one in mail] == [b"0", b"3", b"4"]
+        assert [first.id, taken[-1].id, mail[1].id, mail[2].id] == sorted({one.id for one in (*taken[1:], *mail)})
+
     async def test_a_claim_after_a_rebase_gives_the_log_from_the_snapshot_on(self, store: Store) -> None:
         snapshot = await self._five(store)
         await self.write(store, commit("run", rebase=snapshot, change=HeadChange(base=3, floor=3)))
