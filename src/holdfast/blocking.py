@@ -24,7 +24,7 @@ import holdfast.runtime as face
 from holdfast.engine.verbs import MISSING
 from holdfast.errors import UsageError
 from holdfast.flows.base import Flow
-from holdfast.model import Checkpoint, Event, Run, RunStatus
+from holdfast.model import Checkpoint, Event, Problem, Run, RunStatus
 from holdfast.store.base import Store
 
 R = TypeVar("R")
@@ -74,7 +74,8 @@ class Loop:
             yield item
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread. Iterators that were not read to their end are closed."""
+        self.wait(self._loop.shutdown_asyncgens())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 
@@ -181,9 +182,15 @@ class Runtime:
 
     @_like(face.Runtime.fork)
     def fork(
-        self, ref: str, *, id: str | None = None, state: Any = MISSING, metadata: dict[str, Any] | None = None
+        self,
+        ref: str,
+        *,
+        id: str | None = None,
+        state: Any = MISSING,
+        metadata: dict[str, Any] | None = None,
+        raw: bool = False,
     ) -> RunHandle[Any]:
-        return self._handle(self._runtime.fork(ref, id=id, state=state, metadata=metadata))
+        return self._handle(self._runtime.fork(ref, id=id, state=state, metadata=metadata, raw=raw))
 
     @_like(face.Runtime.pause)
     def pause(self, id: str) -> None:
@@ -234,12 +241,20 @@ class Runtime:
     page = staticmethod(face.Runtime.page)
 
     @_like(face.Runtime.checkpoints)
-    def checkpoints(self, id: str) -> Iterator[Checkpoint]:
-        return self._loop.iterate(self._runtime.checkpoints(id))
+    def checkpoints(self, id: str, *, raw: bool = False) -> Iterator[Checkpoint]:
+        return self._loop.iterate(self._runtime.checkpoints(id, raw=raw))
 
     @_like(face.Runtime.load)
-    def load(self, ref: str) -> Checkpoint | None:
-        return self._loop.wait(self._runtime.load(ref))
+    def load(self, ref: str, *, raw: bool = False) -> Checkpoint | None:
+        return self._loop.wait(self._runtime.load(ref, raw=raw))
+
+    @_like(face.Runtime.result)
+    def result(self, id: str, *, raw: bool = False) -> Any:
+        return self._loop.wait(self._runtime.result(id, raw=raw))
+
+    @_like(face.Runtime.doctor)
+    def doctor(self) -> Iterator[Problem]:
+        return self._loop.iterate(self._runtime.doctor())
 
     @_like(face.Runtime.events)
     def events(self, id: str, *, after: int | Event = 0, follow: bool = False) -> Iterator[Event]:
@@ -288,17 +303,24 @@ async def run_with_signals(
 
 
 @asynccontextmanager
-async def handing_back_on_signals(runtime: face.Runtime) -> AsyncIterator[None]:
-    """While inside, SIGINT and SIGTERM close the runtime: after the step under way, the second time at once."""
+async def handing_back_on_signals(
+    runtime: face.Runtime, on_signal: Callable[[signal.Signals], None] | None = None
+) -> AsyncIterator[None]:
+    """While inside, SIGINT and SIGTERM close the runtime: after the step under way, the second time at once.
+
+    `on_signal` is told each one before that.
+    """
     loop, closing = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
-    def close() -> None:
+    def close(number: signal.Signals) -> None:
+        if on_signal is not None:
+            on_signal(number)
         closing.add(loop.create_task(runtime.close()))
 
     signals = (signal.SIGINT, signal.SIGTERM)
     in_main = threading.current_thread() is threading.main_thread()
     for number in signals if in_main else ():
-        loop.add_signal_handler(number, close)
+        loop.add_signal_handler(number, close, number)
     try:
         yield
     finally:

@@ -259,3 +259,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     time: datetime
     error: str | None = None
     data: dict[str, Any] = {}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something that is wrong with a store."""
+
+    run: str | None
+    """None when it is the store's own structure."""
+    seq: int | None
+    problem: str

@@ -13,6 +13,7 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.core.ids import check_id, parse_ref
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
+from holdfast.engine.doctor import examine
 from holdfast.engine.engine import Engine
 from holdfast.engine.listing import list_query, page_cursor
 from holdfast.engine.reader import Reader, run_view
@@ -20,7 +21,7 @@ from holdfast.engine.recovery import Recovery
 from holdfast.engine.verbs import MISSING, Verbs
 from holdfast.errors import UsageError
 from holdfast.flows.base import Flow
-from holdfast.model import Checkpoint, Event, Run, RunStatus
+from holdfast.model import Checkpoint, Event, Problem, Run, RunStatus
 from holdfast.store.base import Store
 from holdfast.store.locate import default_location, locate
 
@@ -74,6 +75,7 @@ class Runtime:
     others take over, how often it says that it lives, and how long a shutdown waits for steps under way.
     `crash_limit`: a run taken up so often without finishing a step is ended as failed. `on_event` gets every
     event as it happens. `durability="process"` risks the last commits in a power cut, for speed.
+    `create=False` takes a store as it is: one that is not there is refused, and opening removes nothing expired.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Runtime:
         crash_limit: int = 10,
         on_event: Callable[[Event], Any] | None = None,
         durability: Literal["power", "process"] = "power",
+        create: bool = True,
         clock: Clock | None = None,
     ) -> None:
         if not 0 < heartbeat < lease:
@@ -97,9 +100,8 @@ class Runtime:
         if concurrency < 1 or crash_limit < 1 or grace < 0:
             raise UsageError("concurrency and crash_limit are at least 1, grace is not negative")
         self._clock = clock or SystemClock()
-        self._store = locate(
-            default_location() if store is MISSING else store, clock=self._clock, durability=durability
-        )
+        where = default_location(create=create) if store is MISSING else store
+        self._store = locate(where, clock=self._clock, durability=durability, create=create)
         self._settings: dict[str, Any] = {
             "lease": lease,
             "heartbeat": heartbeat,
@@ -109,7 +111,7 @@ class Runtime:
             "crash_limit": crash_limit,
             "on_event": on_event,
         }
-        self._recover, self._grace, self._heartbeat = recover, grace, heartbeat
+        self._recover, self._grace, self._heartbeat, self._create = recover, grace, heartbeat, create
         self._to_register: list[Any] = []
         self._engine: Engine | None = None
         self._verbs: Verbs | None = None
@@ -131,7 +133,7 @@ class Runtime:
         self._pid = os.getpid()
         if self._recover:
             self._looking = asyncio.ensure_future(self._recovery.keep_looking(min(self._heartbeat, 1.0)))
-        else:
+        elif self._create:
             self._looking = asyncio.ensure_future(self._recovery.prune_quietly())
         return self
 
@@ -218,13 +220,20 @@ class Runtime:
         return RunHandle(self, (await self._verbs_now().rewind(ref)).id)
 
     async def fork(
-        self, ref: str, *, id: str | None = None, state: Any = MISSING, metadata: dict[str, Any] | None = None
+        self,
+        ref: str,
+        *,
+        id: str | None = None,
+        state: Any = MISSING,
+        metadata: dict[str, Any] | None = None,
+        raw: bool = False,
     ) -> RunHandle[Any]:
         """A new run from a checkpoint, with another state if one is given. The source is untouched.
 
         It runs here if this program has the flow; otherwise it stays pending until one that has it recovers.
+        `raw=True` takes the state as the JSON that `load(ref, raw=True)` gives.
         """
-        head, _ = await self._verbs_now().fork(ref, id, state, metadata)
+        head, _ = await self._verbs_now().fork(ref, id, state, metadata, raw=raw)
         return RunHandle(self, head.id)
 
     async def pause(self, id: str) -> None:
@@ -287,16 +296,36 @@ class Runtime:
         """The cursor that `list(after=...)` takes to go on behind this run."""
         return page_cursor(run)
 
-    async def checkpoints(self, id: str) -> AsyncIterator[Checkpoint]:
-        """The checkpoints of a run that are kept, oldest first."""
+    async def checkpoints(self, id: str, *, raw: bool = False) -> AsyncIterator[Checkpoint]:
+        """The checkpoints of a run that are kept, oldest first; `raw` as in `load`."""
         self._verbs_now()
-        async for checkpoint in self._reader.checkpoints(check_id(id)):
+        async for checkpoint in self._reader.checkpoints(check_id(id), raw=raw):
             yield checkpoint
 
-    async def load(self, ref: str) -> Checkpoint | None:
-        """One checkpoint by RUN@SEQ, or the latest by RUN; None when it is not there."""
+    async def load(self, ref: str, *, raw: bool = False) -> Checkpoint | None:
+        """One checkpoint by RUN@SEQ, or the latest by RUN; None when it is not there.
+
+        `raw=True` gives the state as the JSON that is stored, for which no type of the program is needed.
+        """
         self._verbs_now()
-        return await self._reader.load(*parse_ref(ref))
+        return await self._reader.load(*parse_ref(ref), raw=raw)
+
+    async def result(self, id: str, *, raw: bool = False) -> Any:
+        """The result of a run that has completed; `raw` as in `load`.
+
+        Raises what the run has come to when that is something else, and RunOwnedError while it is live.
+        """
+        return await self._verbs_now().result(id, raw=raw)
+
+    async def doctor(self) -> AsyncIterator[Problem]:
+        """Everything that is wrong with the store, by run and seq; nothing when it is sound.
+
+        Checks the store's own structure, every checksum and every chain, and rebuilds every checkpoint. A
+        damaged run does not keep the others from being checked, and nothing is changed.
+        """
+        self._verbs_now()
+        async for problem in examine(self._store):
+            yield problem
 
     async def events(self, id: str, *, after: int | Event = 0, follow: bool = False) -> AsyncIterator[Event]:
         """What happened in a run behind the place `after`, in order; with `follow`, as it goes on.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from holdfast.clock import Clock
-from holdfast.errors import UsageError
+from holdfast.errors import StoreUnavailableError, UsageError
 from holdfast.store.base import Store
 
 DEFAULT = ".holdfast/runs.db"
@@ -19,10 +19,12 @@ def locate(
     *,
     clock: Clock | None = None,
     durability: Literal["power", "process"] = "power",
+    create: bool = True,
 ) -> Store:
     """The store for a URL (`sqlite:FILE`, `file:FOLDER`, `memory:`), a path of a database file, or None.
 
-    None keeps nothing. A store object is given back as it is.
+    None keeps nothing. A store object is given back as it is. With create=False a file or folder that
+    is not there raises StoreUnavailableError.
     """
     if isinstance(where, Store):
         return where
@@ -39,24 +41,33 @@ def locate(
     if scheme == "file" and colon:
         from holdfast.store.files import FilesStore
 
-        return FilesStore(_path(rest, text), clock=clock, durability=durability)
+        folder = _path(rest, text)
+        _check_there(folder, create)
+        return FilesStore(folder, clock=clock, durability=durability)
     if scheme == "sqlite" and colon:
         text = _path(rest, text)
     elif colon and "/" not in scheme:
         raise UsageError(f"{_shown(text)}: no store is called {scheme!r}. Use sqlite:FILE, file:FOLDER or memory:")
     if not text:
         raise UsageError("the store's name is empty. Use sqlite:FILE, file:FOLDER or memory:")
+    _check_there(text, create)
     from holdfast.store.sqlite import SqliteStore
 
     return SqliteStore(text, clock=clock, durability=durability)
 
 
-def default_location() -> str:
+def _check_there(path: str, create: bool) -> None:
+    if not create and not os.path.lexists(path):
+        raise StoreUnavailableError(f"there is no store at {path!a}. Name another one, or run something in it.")
+
+
+def default_location(*, create: bool = True) -> str:
     """$HOLDFAST_STORE, else `.holdfast/runs.db` under the working directory, whose folder is made."""
     named = os.environ.get("HOLDFAST_STORE")
     if named:
         return named
-    Path(DEFAULT).parent.mkdir(mode=0o700, exist_ok=True)
+    if create:
+        Path(DEFAULT).parent.mkdir(mode=0o700, exist_ok=True)
     return f"sqlite:{DEFAULT}"
 
 
@@ -68,11 +79,6 @@ def _path(rest: str, text: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """The URL without its password."""
-    try:
-        parts = urlsplit(text)
-        if parts.password is None:
-            return ascii(text)
-        return ascii(text.replace(f":{parts.password}@", ":***@"))
-    except ValueError:
-        return "the store's URL"
+    """The URL without its password, wherever it stands: rather too much is hidden than too little."""
+    text = re.sub(r":.*@", ":***@", text, flags=re.DOTALL)
+    return ascii(re.sub(r"(?i)((?:pass|pwd|secret|token|key)[a-z_]*=)[^&]*", r"\1***", text))

@@ -1,0 +1,237 @@
+"""The commands that make a run go on in this process: run, resume, rewind, fork."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import click
+
+from holdfast.blocking import handing_back_on_signals
+from holdfast.cli.codes import Exit, code_of
+from holdfast.cli.loading import load_flow, load_flows
+from holdfast.cli.options import app_option, json_option, meta_option, read_json, read_meta, store_option, where
+from holdfast.cli.output import as_json, error_object, message_of, out, pretty_json, say, shown
+from holdfast.cli.progress import Watch, watch
+from holdfast.core.ids import check_id, parse_ref
+from holdfast.engine.verbs import MISSING
+from holdfast.errors import FlowNotRegisteredError, HoldfastError, RunInterruptedError, RunNotFoundError, UsageError
+from holdfast.flows.base import Flow
+from holdfast.model import Run, RunStatus
+from holdfast.runtime import Runtime
+
+_SIGNALLED = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
+_NO_APP = "the program with the flow is needed: --app FILE[:FLOW], or $HOLDFAST_APP"
+
+
+class Drive:
+    """One run driven to where it settles, watched, and reported as text or JSON."""
+
+    def __init__(self, store: str | None, *, json: bool) -> None:
+        self._store, self._json = store, json
+        self.watch: Watch = watch()
+        self._signal: signal.Signals | None = None
+        self._error: HoldfastError | None = None
+        self._finished_before = False
+        self._run: Run | None = None
+        self._result: Any = None
+
+    def go(self, flows: list[Flow[Any]], work: Callable[[Runtime], Awaitable[Any]], *, create: bool = False) -> Exit:
+        """Do the work in a runtime that knows these flows, then print what came of it."""
+        # With --json, stdout is for one JSON object: what the steps print goes to stderr.
+        quiet = contextlib.redirect_stdout(sys.stderr) if self._json else contextlib.nullcontext()
+        with quiet, self.watch:
+            asyncio.run(self._drive(flows, work, create))
+        return self._report()
+
+    async def _drive(self, flows: list[Flow[Any]], work: Callable[[Runtime], Awaitable[Any]], create: bool) -> None:
+        runtime = Runtime(where(self._store), on_event=self.watch, create=create)
+        runtime.register(*flows)
+        async with runtime, handing_back_on_signals(runtime, self._signalled):
+            try:
+                await work(runtime)
+            except HoldfastError as error:
+                self._error = error
+            if self._signal is None:
+                await self._read(runtime)
+        if self._signal is not None:
+            async with Runtime(where(self._store), create=False) as reading:
+                await self._read(reading)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._signal is None:
+            self.watch.say(f"{number.name}: the step under way may finish, then the run is handed back; again: at once")
+        self._signal = number
+
+    async def _read(self, runtime: Runtime) -> None:
+        self._run = None if self.watch.run is None else await runtime.get(self.watch.run)
+        if self._run is not None and self._run.status == RunStatus.COMPLETED:
+            self._result = await runtime.result(self._run.id, raw=True)
+
+    async def look(self, runtime: Runtime, run: str, total: int | None) -> Run | None:
+        """What is known of the run before this process does anything to it; says so where that matters."""
+        before = await runtime.get(run)
+        if before is None:
+            self.watch.expect(run, 0, total)
+            return None
+        self.watch.expect(run, before.step, before.total_steps)
+        if before.status == RunStatus.COMPLETED:
+            self._finished_before = True
+        elif before.status == RunStatus.RUNNING:
+            self.watch.say(f"{run} is live in another process; this one waits for its result")
+        return before
+
+    def _report(self) -> Exit:
+        code, error = Exit.OK, self._error
+        if error is not None:
+            interrupted = isinstance(error, RunInterruptedError) and self._signal is not None
+            code = _SIGNALLED[self._signal] if interrupted and self._signal is not None else code_of(error)
+        if self._json:
+            report = {
+                "run": self._run,
+                "result": self._result,
+                "went_on_from": self.watch.went_on_from,
+                "already_finished": self._finished_before and error is None,
+                "error": None if error is None else error_object(error, code),
+            }
+            out(as_json(report))
+        if error is not None:
+            say(f"holdfast: {shown(message_of(error))}")
+        elif self._run is not None and self._run.status == RunStatus.PENDING:
+            say(f"{self._run.id} is pending; `holdfast resume {self._run.id} --app FILE` goes on with it")
+        elif not self._json:
+            verb = "was already finished" if self._finished_before else "completed"
+            say(f"{self.watch.run} {verb}; its result:")
+            out(pretty_json(self._result))
+        return code
+
+
+@click.command()
+@click.argument("flow", metavar="FILE:FLOW")
+@click.option("-i", "--input", "input_", metavar="JSON", help="The input; @FILE or - (stdin) to read it.")
+@click.option("--id", "id_", metavar="ID", help="The run's id: typed again, the same command goes on with it.")
+@meta_option("Something to find the run by later.")
+@store_option
+@json_option
+def run(flow: str, input_: str | None, id_: str | None, meta: tuple[str, ...], store: str | None, json_: bool) -> Exit:
+    """Start a run, go on with it, or print its result.
+
+    FILE:FLOW is a Python file (or module) and the flow in it, for example app.py:report; FILE alone will do when
+    it has one flow. Ctrl-C lets the step under way finish and hands the run back; twice: at once.
+    """
+    if id_ is not None:
+        check_id(id_)
+    given = MISSING if input_ is None else read_json(input_, "--input")
+    metadata = read_meta(meta)
+    drive = Drive(store, json=json_)
+    with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
+        loaded = load_flow(flow)
+
+    async def work(runtime: Runtime) -> None:
+        if id_ is not None:
+            await drive.look(runtime, id_, loaded.total_steps)
+        else:
+            drive.watch.expect(None, 0, loaded.total_steps)
+        await runtime.run(loaded, given, id=id_, metadata=metadata, until="settled")
+
+    return drive.go([loaded], work, create=True)
+
+
+@click.command()
+@click.argument("ref", metavar="RUN")
+@app_option
+@store_option
+@json_option
+def resume(ref: str, app: str | None, store: str | None, json_: bool) -> Exit:
+    """Go on with a run that was interrupted, paused, or failed."""
+    return _again(ref, app, store, json_, lambda runtime: runtime.resume(ref))
+
+
+@click.command()
+@click.argument("ref", metavar="RUN@SEQ")
+@app_option
+@store_option
+@json_option
+def rewind(ref: str, app: str | None, store: str | None, json_: bool) -> Exit:
+    """Go on from an older checkpoint, in place. Nothing of the history is deleted."""
+    if parse_ref(ref)[1] is None:
+        raise UsageError(f"{ref}: name the checkpoint to go back to, {ref}@SEQ. `holdfast show {ref}` lists them.")
+    return _again(ref, app, store, json_, lambda runtime: runtime.rewind(ref))
+
+
+def _again(ref: str, app: str | None, store: str | None, json: bool, verb: Callable[[Runtime], Awaitable[Any]]) -> Exit:
+    name, seq = parse_ref(ref)
+    if app is None:
+        raise UsageError(_NO_APP)
+    drive = Drive(store, json=json)
+    flows = _flows(app, json)
+
+    async def work(runtime: Runtime) -> None:
+        known = await runtime.get(name)
+        if known is None:
+            raise RunNotFoundError(name)
+        drive.watch.expect(name, known.step, known.total_steps)
+        point = await runtime.load(ref, raw=True) if seq is not None else None
+        if point is not None:
+            drive.watch.expect(name, point.step, known.total_steps)
+        await verb(runtime)
+        await runtime.run(_flow_of(known, flows), id=name, until="settled")
+
+    return drive.go(flows, work)
+
+
+def _flows(app: str, json: bool) -> list[Flow[Any]]:
+    with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
+        return list(load_flows(app).values())
+
+
+def _flow_of(run: Run, flows: list[Flow[Any]]) -> Flow[Any]:
+    for flow in flows:
+        if flow.name == run.flow:
+            return flow
+    raise FlowNotRegisteredError(run.id, run.flow, [flow.name for flow in flows])
+
+
+@click.command()
+@click.argument("ref", metavar="RUN[@SEQ]")
+@click.option("--id", "id_", metavar="ID", help="The new run's id.")
+@click.option("--state", metavar="JSON", help="Another state, as `show` prints it; @FILE or - to read it.")
+@app_option
+@store_option
+@json_option
+def fork(ref: str, id_: str | None, state: str | None, app: str | None, store: str | None, json_: bool) -> Exit:
+    """Begin a new run from a checkpoint. The source is untouched.
+
+    With --app the new run goes on here; without, it stays pending until it is resumed.
+    """
+    parse_ref(ref)
+    if id_ is not None:
+        check_id(id_)
+    given = MISSING if state is None else read_json(state, "--state")
+    drive = Drive(store, json=json_)
+    flows = [] if app is None else _flows(app, json_)
+
+    async def work(runtime: Runtime) -> None:
+        point = await runtime.load(ref, raw=True)
+        source = None if point is None else await runtime.get(point.run)
+        if point is not None and source is not None:
+            drive.watch.expect(id_, point.step, source.total_steps)
+            if app is not None:
+                _flow_of(source, flows)
+        as_stored = given if point is None else _typed_like(point.state, given)
+        handle = await runtime.fork(ref, id=id_, state=as_stored, raw=True)
+        drive.watch.run = handle.id
+        if source is not None and app is not None:
+            await runtime.run(_flow_of(source, flows), id=handle.id, until="settled")
+
+    return drive.go(flows, work)
+
+
+def _typed_like(stored: Any, given: Any) -> Any:
+    """A plain object in the place of a stored one of some type is meant to be of that type."""
+    typed = isinstance(stored, dict) and stored.get("$") == "object"
+    return {**stored, "v": given} if typed and isinstance(given, dict) and "$" not in given else given

@@ -1,0 +1,89 @@
+"""The options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from holdfast.engine.verbs import MISSING
+from holdfast.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def store_option(command: F) -> F:
+    """--store URL"""
+    return click.option(
+        "--store",
+        metavar="URL",
+        help="Where the runs are: sqlite:FILE, file:FOLDER or the path of a database.  [$HOLDFAST_STORE, "
+        ".holdfast/runs.db]",
+    )(command)
+
+
+def json_option(command: F) -> F:
+    """--json"""
+    return click.option("--json", "json_", is_flag=True, help="Print JSON, in a shape that stays.")(command)
+
+
+def app_option(command: F) -> F:
+    """--app FILE[:FLOW]"""
+    return click.option(
+        "--app",
+        metavar="FILE[:FLOW]",
+        envvar="HOLDFAST_APP",
+        help="The Python file or module that has the flow.  [$HOLDFAST_APP]",
+    )(command)
+
+
+def meta_option(text: str) -> Callable[[F], F]:
+    """--meta KEY=VALUE, several times"""
+    return click.option("--meta", metavar="KEY=VALUE", multiple=True, help=text)
+
+
+def where(store: str | None) -> Any:
+    """The store for a Runtime: what was asked for, or the default."""
+    return MISSING if store is None else store
+
+
+def read_meta(pairs: Sequence[str]) -> dict[str, Any] | None:
+    """Keys and values. A value that is a JSON number, boolean or null is that; anything else is a text."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--meta {pair!r}: write it as KEY=VALUE")
+        try:
+            value = msgspec.json.decode(_encoded(text))
+        except msgspec.DecodeError:
+            value = text
+        found[key] = text if isinstance(value, (dict, list)) else value
+    return found or None
+
+
+def read_json(text: str, option: str) -> Any:
+    """The JSON of an option: the text itself, `-` for stdin, `@FILE` for a file."""
+    try:
+        if text == "-":
+            data = sys.stdin.buffer.read()
+        elif text.startswith("@"):
+            data = Path(text[1:]).read_bytes()
+        else:
+            data = _encoded(text)
+        return msgspec.json.decode(data)
+    except OSError as error:
+        raise UsageError(f"{option} {text}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        example = f"""{option} '{{"topic": "tides"}}'"""
+        raise UsageError(f"{option} {shown}: {error}. Give JSON ({example}), @FILE, or - for stdin") from error
+
+
+def _encoded(text: str) -> bytes:
+    """The argument as the bytes that were typed."""
+    return text.encode("utf-8", "surrogateescape")

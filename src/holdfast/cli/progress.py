@@ -1,0 +1,135 @@
+"""What a person sees of a run while it goes on: a bar in a terminal, plain lines elsewhere; on stderr."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.cli.output import say, shown
+from holdfast.model import Event
+
+
+class Watch:
+    """Told of every event of a run, it says one line for each that matters."""
+
+    def __init__(self) -> None:
+        self.run: str | None = None
+        self.went_on_from: str | None = None
+        """The checkpoint that this process took the run up at."""
+        self._done = 0
+        self._total: int | None = None
+        self._rewound: dict[int | None, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def expect(self, run: str | None, done: int, total: int | None) -> None:
+        """Which run is watched (None: the first that is created), and how far it is."""
+        self.run, self._done, self._total = run, done, total
+
+    def __call__(self, event: Event) -> None:
+        if self.run is None and event.type == "created":
+            self.run = event.run
+        if event.run != self.run:
+            return
+        at = event.run if event.seq is None else f"{event.run}@{event.seq}"
+        match event.type:
+            case "created":
+                self._created(event)
+            case "rewound":
+                self._rewound[event.seq] = event.data["to"]
+            case "resumed":
+                self._goes_on(event)
+            case "step_started":
+                self.started(event.step or "")
+            case "step_completed":
+                self._done += 1
+                unsaved = ", not yet saved" if event.seq is None else ""
+                self.stepped(f"{at}: {shown(event.step)} done ({self.count()}{unsaved})")
+            case "step_failed":
+                again = "; it is tried again" if "retry_at" in event.data else ""
+                self.say(f"{at}: {shown(event.step)} failed: {shown(event.error)}{again}")
+            case "save_failed":
+                self.say(f"{at}: could not be saved: {shown(event.error)}")
+
+    def _created(self, event: Event) -> None:
+        origin = event.data.get("from")
+        self.say(f"{event.run} started{f' from {shown(origin)}' if origin else ''}")
+
+    def _goes_on(self, event: Event) -> None:
+        seq = event.data.get("from")
+        self.went_on_from = f"{event.run}@{self._rewound.get(seq, seq)}"
+        following = f"next step {shown(event.step)} " if event.step else ""
+        self.say(f"{event.run} goes on from {self.went_on_from}: {following}({self.count()} done)")
+
+    def count(self) -> str:
+        """How many steps are done, of how many."""
+        return str(self._done) if self._total is None else f"{self._done} of {self._total}"
+
+    def say(self, line: str) -> None:
+        """One line."""
+        say(line)
+
+    def started(self, step: str) -> None:
+        """A step is under way."""
+
+    def stepped(self, line: str) -> None:
+        """A step is done."""
+        self.say(line)
+
+
+class Bar(Watch):
+    """A progress bar, with the lines above it."""
+
+    def __enter__(self) -> Self:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console = Console(stderr=True, highlight=False, markup=False)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[count]}", markup=False),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        self._task = self._bar.add_task("", total=None, count="")
+        self._step = ""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        self._bar.stop()
+
+    def say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)
+
+    def started(self, step: str) -> None:
+        self._step = step
+        self._draw()
+
+    def stepped(self, line: str) -> None:
+        self._draw()
+        self.say(line)
+
+    def _draw(self) -> None:
+        self._bar.update(
+            self._task,
+            description=f"{self.run} {shown(self._step)}",
+            completed=self._done,
+            total=self._total,
+            count=self.count(),
+        )
+
+
+def watch() -> Watch:
+    """What suits where stderr goes."""
+    return Bar() if sys.stderr.isatty() else Watch()
