@@ -6,10 +6,11 @@ import asyncio
 import errno
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,62 @@ async def test_what_was_claimed_before_the_disk_failed_is_told(
         faults.install(None)
     assert len(claims) == 1
     assert {head.id for head in await store.list_heads(Query()) if head.owner == BOB} == {claims[0].head.id}
+
+
+@pytest.fixture
+def trace(store: FilesStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done to the disk from now on, with the random part of names left out."""
+    done: list[str] = []
+
+    def named(file: int) -> str:
+        path = os.path.relpath(os.readlink(f"/proc/self/fd/{file}"), store.path)
+        return re.sub(r"(\.new|\.gone)-\w+", r"\1", path)
+
+    def recorded(call: str, say: Callable[..., str]) -> None:
+        real = getattr(os, call)
+
+        def recording(*args: Any, **kwargs: Any) -> Any:
+            done.append(say(*args, **kwargs))
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(os, call, recording)
+
+    recorded("pwrite", lambda file, *_: f"write {named(file)}")
+    recorded("fsync", lambda file: f"sync {named(file)}")
+    recorded("rename", lambda a, b, **_: re.sub(r"-\w+", "", f"rename {a} {b}"))
+    return done
+
+
+async def test_everything_is_synced_before_it_counts(store: FilesStore, trace: list[str]) -> None:
+    async def steps(work: Coroutine[Any, Any, Any]) -> list[str]:
+        trace.clear()
+        await work
+        return list(trace)
+
+    log, tmp, inbox = "run/log.jsonl", "run/log.jsonl.tmp", "run/inbox.jsonl"
+    assert await steps(store.commit([commit("run", 3)])) == [f"write {log}", f"sync {log}"]
+    assert await steps(store.commit([commit("run", 4), commit("run", 5)])) == [f"write {log}", f"sync {log}"]
+    assert await steps(store.commit([commit("run")])) == []
+    made = ["write .new/log.jsonl", "sync .new/log.jsonl", "sync .new", "rename .new new", "sync ."]
+    assert await steps(store.commit([create("new")])) == made
+    assert await steps(store.post_mail("run", Mail("send"))) == [f"write {inbox}", f"sync {inbox}", "sync run"]
+    assert await steps(store.post_mail("run", Mail("send"))) == [f"write {inbox}", f"sync {inbox}"]
+    rebased = [f"write {tmp}", f"sync {tmp}", "rename log.jsonl.tmp log.jsonl", "sync run"]
+    assert await steps(store.commit([commit("run", rebase=entry(2))])) == rebased
+    assert await steps(store.claim_runs(Query(ids=("run",)), BOB)) == [f"write {log}", f"sync {log}"]
+    assert await steps(store.delete_run("run")) == ["rename run .gone", "sync ."]
+
+
+async def test_the_folder_of_a_new_store_is_synced_too(store: FilesStore, trace: list[str]) -> None:
+    new = FilesStore(store.path / "below" / "deep")
+    await new.open()
+    assert [step for step in trace if step.startswith("sync")] == [
+        "sync .",
+        "sync below",
+        "sync below/deep/.holdfast.json.tmp",
+        "sync below/deep",
+    ]
+    await new.close()
 
 
 async def test_without_power_durability_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

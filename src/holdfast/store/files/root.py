@@ -27,7 +27,7 @@ def open_root(path: Path, disk: Disk) -> int:
 
     Raises StoreVersionError, with everything unchanged, when a newer Holdfast wrote it.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make(path, disk)
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(root, fcntl.LOCK_EX)  # two who open a new store at once write the same file
@@ -42,6 +42,20 @@ def open_root(path: Path, disk: Disk) -> int:
         os.close(root)
         raise
     return root
+
+
+def _make(path: Path, disk: Disk) -> None:
+    """Make the folder and those above it, and have their names on the disk too."""
+    if path.is_dir():
+        return
+    _make(path.parent, disk)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        disk.sync(above)
+    finally:
+        os.close(above)
 
 
 def _has_version(root: int) -> bool:
