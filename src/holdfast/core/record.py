@@ -107,6 +107,8 @@ def refusal(record: Ledger | None, commit: Commit) -> Refusal | None:
     if not head or (head.owner, head.fence) != (commit.owner, commit.fence):
         return Refusal.STALE
     first, last = (record.first, record.head.seq) if record else (1, 0)
+    if record is None and not commit.entries:
+        return Refusal.GAP
     for entry in commit.entries:
         if entry.seq != last + 1:
             return Refusal.GAP

@@ -7,6 +7,11 @@ taken up and what is retried is the engine's business.
 
 `holdfast.testing.StoreContract` is the suite that every store passes.
 
+When a method raises StoreError, each part of what it was to do may or may not have happened: a
+reply can be lost on the way. The caller reads, or claims again. Texts hold neither U+0000 nor lone
+surrogates, times are finite, limits are not negative. All methods but `beat` and `try_commit` belong to
+the event loop that opened the store; a closed store may be opened again.
+
 Ownership. `beat` says that an owner lives. A run may be claimed when nobody owns it, when its
 owner is dead, or when the claimer owns it already. A claim raises the run's fence, and from then on
 every commit that names an older fence or another owner is refused. Leases only save time: the
@@ -51,8 +56,11 @@ class Store(ABC):
         one run in a batch are applied in order. A commit
         - with `create` is refused (EXISTS) when the id is taken;
         - is refused (STALE) unless the run, or the head in `create`, has this owner and fence;
-        - is refused (GAP) unless its first entry's seq follows the last one in the log (a new log begins at 1).
-        An empty commit writes nothing: it asks for the mail and whether the fence still holds.
+        - is refused (GAP) unless the seqs of its entries follow one another and the last one in the log (a
+          new log has an entry and begins at 1), and unless `rebase` names an entry that is in the log or
+          in this commit.
+        An empty commit writes nothing: it asks for the mail and whether the fence still holds. The mail in the
+        reply is that after this commit or after the batch.
         """
 
     def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
@@ -67,7 +75,8 @@ class Store(ABC):
         """Make `owner` the owner of the runs that match and may be claimed, at most `query.limit`.
 
         Each gets a fence one higher and an attempt one higher; nothing else of it changes. A run that
-        a live owner other than `owner` has is left out.
+        a live owner other than `owner` has is left out. With `query.ids` no other is left out; without,
+        one that is being written at this moment may be.
         """
 
     @abstractmethod
@@ -76,7 +85,7 @@ class Store(ABC):
 
     @abstractmethod
     async def list_heads(self, query: Query) -> list[Head]:
-        """The heads that match, newest first (created_at, then id, descending)."""
+        """The heads that match, newest first (created_at, then id by its bytes, descending)."""
 
     @abstractmethod
     async def read_entries(
@@ -87,6 +96,8 @@ class Store(ABC):
     @abstractmethod
     async def post_mail(self, run: str, mail: Mail) -> Posted:
         """Put mail into a run's inbox; `mail.id` and `mail.at` are given by the store.
+
+        Ids rise in the order in which the mail of a run becomes visible.
 
         Mail with a key is accepted once in the life of a run: DUPLICATE ever after, also when the first
         has been taken.
@@ -100,7 +111,8 @@ class Store(ABC):
     def beat(self, owner: Owner, lease: float) -> None:
         """Say that `owner` is alive for `lease` seconds from now on the store's clock.
 
-        Blocking, and safe to call from any thread: heartbeats do not depend on an event loop.
+        Blocking, and safe to call from any thread: heartbeats do not depend on an event loop. Gives up with
+        StoreError well before the lease runs out.
         """
 
     @abstractmethod
@@ -116,7 +128,8 @@ class Store(ABC):
         """Return when something may have changed since `seen` was returned, or after `timeout` seconds.
 
         Give the result to the next call; begin with 0, which returns at once. It may return for nothing,
-        and callers look again after the timeout anyway: this only saves time.
+        and callers look again after the timeout anyway: this only saves time. A commit that is empty or
+        refused is no change.
         """
 
     @abstractmethod

@@ -47,7 +47,7 @@ APPEND_MORE = """
 """
 FIND_OWNED = "select n from runs where id = ? and owner = ? and fence = ?"
 FIND_RUN = "select n from runs where id = ?"
-LAST_SEQ = "select max(id) & 4294967295 from entries where id between ?1 << 32 and (?1 << 32) | 4294967295"
+HAS_ENTRY = "select 1 from entries where id = ((select n from runs where id = ?1) << 32) | ?2"
 REPLACE_ENTRY = """
     update entries set kind = ?3, fence = ?4, at = ?5, cursor = ?6, "check" = ?7, body = ?8 where id = (?1 << 32) | ?2
 """

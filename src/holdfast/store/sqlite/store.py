@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -93,14 +94,15 @@ class SqliteStore(Store):
     async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
         def work(connection: apsw.Connection) -> list[Claim]:
             connection.execute("begin immediate")
-            text, values = sql.select_heads(query, self._live(connection), claimable_by=owner)
+            live = self._live(connection)
+            text, values = sql.select_heads(query, live, claimable_by=owner)
             numbers = [row[0] for row in connection.execute(text, values)]
             if not numbers:
                 connection.execute("rollback")
                 return []
             connection.executemany(sql.CLAIM, [(n, owner) for n in numbers])
             heads = {
-                row[0]: sql.head_from(row, {owner})
+                row[0]: sql.head_from(row, live)
                 for row in connection.execute(
                     f"{sql.HEADS} where r.n in (select value from json_each(?))", (str(numbers),)
                 )
@@ -302,6 +304,8 @@ def _write_one(connection: apsw.Connection, commit: Commit) -> Refusal | None:
         if not commit.entries or commit.entries[0].seq != 1:
             return Refusal.GAP
         connection.execute(sql.CREATE_RUN, sql.head_values(new))
+    if not _follows(connection, commit):
+        return Refusal.GAP
     if commit.entries:
         refusal = _append(connection, commit)
         if refusal is not None:
@@ -325,6 +329,16 @@ def _write_one(connection: apsw.Connection, commit: Commit) -> Refusal | None:
         connection.execute(sql.REPLACE_ENTRY, (n, commit.rebase.seq, *_columns(commit.rebase)))
         connection.execute(sql.DROP_BEFORE, (n, commit.rebase.seq))
     return None
+
+
+def _follows(connection: apsw.Connection, commit: Commit) -> bool:
+    """Whether the entries follow one another, and what is to be rebased is there. `_append` looks at the first."""
+    seqs = [entry.seq for entry in commit.entries]
+    if any(after != before + 1 for before, after in pairwise(seqs)):
+        return False
+    if commit.rebase is None or commit.rebase.seq in seqs:
+        return True
+    return connection.execute(sql.HAS_ENTRY, (commit.run, commit.rebase.seq)).get is not None
 
 
 def _append(connection: apsw.Connection, commit: Commit) -> Refusal | None:

@@ -57,8 +57,8 @@ class CommitContract(ContractBase):
         assert [one and one.flow for one in found] == ["lower", "upper", "all", None]
 
     async def test_the_log_of_a_new_run_begins_at_one(self, store: Store) -> None:
-        (reply,) = await store.commit([commit("run", 2, create=head("run"))])
-        assert reply.refused is Refusal.GAP
+        replies = await store.commit([commit("run", 2, create=head("run")), commit("run", create=head("run"))])
+        assert [reply.refused for reply in replies] == [Refusal.GAP, Refusal.GAP]
         assert await store.read_heads(["run"]) == [None]
         assert await store.read_entries("run") == []
 
@@ -108,6 +108,10 @@ class CommitContract(ContractBase):
             (Refusal.STALE, {"fence": 2, "entries": (entry(4),)}),
             (Refusal.STALE, {"owner": BOB, "entries": (entry(4),)}),
             (Refusal.GAP, {"entries": (entry(5),)}),
+            (Refusal.GAP, {"entries": (entry(4), entry(6))}),
+            (Refusal.GAP, {"entries": (entry(4), entry(4))}),
+            (Refusal.GAP, {"rebase": entry(9)}),
+            (Refusal.GAP, {"entries": (entry(4),), "rebase": entry(5)}),
             (Refusal.EXISTS, {"create": head("run"), "entries": (entry(1),)}),
         ],
     )
@@ -119,7 +123,8 @@ class CommitContract(ContractBase):
         before = await self.all_of(store)
         taken = tuple(mail.id for mail in before[2])
         change = HeadChange(status="failed", owner=None, base=2, floor=2, wake_at=5.0)
-        (reply,) = await store.commit([commit("run", change=change, take=taken, rebase=entry(2, body=b'"x"'), **bad)])
+        fields = {"change": change, "take": taken, "rebase": entry(2, body=b'"x"'), **bad}
+        (reply,) = await store.commit([commit("run", **fields)])
         assert reply.refused is refused
         assert await self.all_of(store) == before
 
