@@ -22,8 +22,8 @@ import msgspec
 
 from holdfast.core.decoding import Decoder
 from holdfast.core.encoding import ABSENT, MAX_DEPTH, Encoder
-from holdfast.core.marks import may_hold_marks
 from holdfast.core.trail import Problem
+from holdfast.core.trees import may_hold_marks
 from holdfast.core.types import Registry
 from holdfast.errors import NotLoadableError, NotStorableError
 
@@ -41,7 +41,7 @@ class Codec:
 
     def __init__(self, types: Iterable[Any] = ()) -> None:
         self._registry = Registry()
-        self._encoder = Encoder()
+        self._encoder = Encoder(self._registry.refuse)
         self._decoder = Decoder(self._registry)
         self.register(*types)
 
@@ -69,6 +69,8 @@ class Codec:
             raise NotStorableError(problem.path(path), problem.problem) from problem.__cause__
         except RecursionError:
             raise NotStorableError(path, "is nested too deeply for the stack that is left here") from None
+        except RuntimeError as error:  # A dict or set changed its size while it was read.
+            raise NotStorableError(path, f"was changed while it was being stored: {error}") from error
 
     def decode(self, tree: Tree, *, path: str = "state", plain: bool = False) -> Any:
         """The value of a tree, in containers of its own: changing it changes no tree.
@@ -79,7 +81,7 @@ class Codec:
         not fit the declared types, and never another exception.
         """
         try:
-            return msgspec.to_builtins(tree) if plain else self._decoder.value(tree, 1)
+            return msgspec.to_builtins(tree) if plain else self._decoder.value(tree)
         except Problem as problem:
             raise NotLoadableError(problem.path(path), problem.problem) from problem.__cause__
         except RecursionError:

@@ -2,7 +2,8 @@
 
 Containers are always new, so that whatever is done to the value leaves the tree as it is; leaves are
 shared, which makes the way back cheap (see encoding.py). Whatever a tree holds, the only exception
-is Problem, or RecursionError where the stack is nearly used up.
+is Problem, or RecursionError where the stack is nearly used up. As there, there are no more calls
+than levels of the tree: what was stored must not run out of stack either.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import msgspec
 
 from holdfast.core import scalars
 from holdfast.core.encoding import MAX_DEPTH
-from holdfast.core.marks import MARK, is_plain
 from holdfast.core.trail import Problem, at_index, at_key, shown
+from holdfast.core.trees import MARK, is_plain
 from holdfast.core.types import Registry
 
 # Looking for marks costs about as much as a copy, so only the upper levels are looked at as a whole.
@@ -24,82 +25,91 @@ _SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "set": set,
 _TYPED = frozenset({"object", "enum", "flag", "kind"})
 _PARTS = frozenset({"v", "extra", "private", "set"})
 
+Way = Callable[[Any, int], Any]
+
 
 class Decoder:
     """Builds values from trees with the types of a registry."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._builders: dict[str, Callable[[dict[str, Any], int], Any]] = {
+        self._marks: dict[str, Way] = {
             **dict.fromkeys(_SEQUENCES, self._sequence),
             "dict": self._pairs,
             **dict.fromkeys(_TYPED, self._typed),
             **dict.fromkeys(scalars.BUILD, _scalar),
         }
 
-    def value(self, tree: Any, depth: int) -> Any:
-        """The value of a tree that lies at this depth."""
-        kind = type(tree)
-        if kind is not dict and kind is not list:
-            return tree
-        if depth > MAX_DEPTH:
-            raise Problem(f"is nested deeper than {MAX_DEPTH} levels")
-        if depth <= _LOOK and is_plain(tree, MAX_DEPTH + 1 - depth):
-            return msgspec.to_builtins(tree)
-        if kind is list:
-            return self._list(tree, depth)
-        if MARK not in tree:
-            return self._dict(tree, depth)
-        builder = self._builders.get(tree[MARK]) if type(tree[MARK]) is str else None
-        if builder is None:
-            raise Problem(f"is damaged, or written by a newer Holdfast: there is no mark {shown(tree[MARK])}")
+    def value(self, tree: Any) -> Any:
+        """The value of a whole tree."""
         try:
-            return builder(tree, depth)
-        except (Problem, RecursionError):
-            raise
+            return self._way(tree)(tree, 1)
         except Exception as error:
-            raise Problem(f"cannot be built from its {tree[MARK]} mark: {error!r:.200}") from error
+            raise _problem(error) from error
+
+    def _way(self, tree: Any) -> Way:
+        """What builds the value of this tree."""
+        kind = type(tree)
+        if kind is list:
+            return self._list
+        if kind is not dict:
+            return _leaf
+        if MARK not in tree:
+            return self._dict
+        mark = tree[MARK]
+        if type(mark) is not str or mark not in self._marks:
+            raise Problem(f"is damaged, or written by a newer Holdfast: there is no mark {shown(mark)}")
+        return self._marks[mark]
+
+    def _list(self, tree: list[Any], depth: int) -> list[Any]:
+        if depth <= _LOOK and is_plain(tree, MAX_DEPTH + 1 - depth):
+            return msgspec.to_builtins(tree)  # type: ignore[no-any-return]
+        _check_depth(depth)
+        out: list[Any] = []
+        try:
+            for item in tree:
+                out.append(self._way(item)(item, depth + 1) if type(item) in (dict, list) else item)
+        except Exception as error:
+            raise _problem(error, at_index(len(out))) from error
+        return out
 
     def _dict(self, tree: dict[str, Any], depth: int) -> dict[str, Any]:
+        if depth <= _LOOK and is_plain(tree, MAX_DEPTH + 1 - depth):
+            return msgspec.to_builtins(tree)  # type: ignore[no-any-return]
+        _check_depth(depth)
         out: dict[str, Any] = {}
         key = ""
         try:
             for key, item in tree.items():
-                # Leaves are left to no further call: a call for each would cost more than all the rest.
-                out[key] = self.value(item, depth + 1) if type(item) in (dict, list) else item
-        except Problem as problem:
-            problem.trail.append(at_key(key))
-            raise
-        return out
-
-    def _list(self, tree: list[Any], depth: int) -> list[Any]:
-        out: list[Any] = []
-        try:
-            for item in tree:
-                out.append(self.value(item, depth + 1) if type(item) in (dict, list) else item)
-        except Problem as problem:
-            problem.trail.append(at_index(len(out)))
-            raise
+                out[key] = self._way(item)(item, depth + 1) if type(item) in (dict, list) else item
+        except Exception as error:
+            raise _problem(error, at_key(key)) from error
         return out
 
     def _sequence(self, mark: dict[str, Any], depth: int) -> Any:
-        items = self._list(_body(mark), depth + 1)
+        _check_depth(depth)
+        items: list[Any] = []
+        try:
+            for tree in _body(mark):
+                items.append(self._way(tree)(tree, depth + 2))
+        except Exception as error:
+            raise _problem(error, at_index(len(items))) from error
         value = _SEQUENCES[mark[MARK]](items)
         if len(value) != len(items):
             raise Problem(f"is damaged: an item is twice in the {mark[MARK]}")
         return value
 
     def _pairs(self, mark: dict[str, Any], depth: int) -> dict[Any, Any]:
+        _check_depth(depth)
         out: dict[Any, Any] = {}
-        body = _body(mark)
-        for key_tree, tree in body:
-            key = self.value(key_tree, depth + 3)
-            try:
-                out[key] = self.value(tree, depth + 3)
-            except Problem as problem:
-                problem.trail.append(at_key(key))
-                raise
-        if len(out) != len(body):
+        key: Any = None
+        try:
+            for key_tree, tree in _body(mark):
+                key = self._way(key_tree)(key_tree, depth + 3)
+                out[key] = self._way(tree)(tree, depth + 3)
+        except Exception as error:
+            raise _problem(error, at_key(key)) from error
+        if len(out) != len(mark["v"]):
             raise Problem("is damaged: a key is twice in the dict")
         return out
 
@@ -108,7 +118,7 @@ class Decoder:
         shape = self._registry.by_name.get(name) if type(name) is str else None
         if shape is None:
             raise Problem(
-                f"was stored as a {shown(name)}, a type that this program does not declare. Pass it to the flow "
+                f"was stored as {shown(name)}, a type that this program does not declare. Pass it to the flow "
                 f"(state=...), annotate the step's return type with it, or call rt.register(...); "
                 f"if it was renamed, go back to the old name"
             )
@@ -117,10 +127,29 @@ class Decoder:
         parts = {}
         for key, tree in mark.items():
             if key in _PARTS:
-                parts[key] = self.value(tree, depth + 1)
+                parts[key] = self._way(tree)(tree, depth + 1)
             elif key not in (MARK, "type"):
                 raise Problem(f"is damaged: its mark holds {shown(key)}")
         return shape.build(parts)
+
+
+def _problem(error: Exception, step: str = "") -> Exception:
+    """What passes on from here: a Problem that knows its way, whatever went wrong inside."""
+    if isinstance(error, RecursionError):
+        return error
+    problem = error if isinstance(error, Problem) else Problem(f"cannot be built again: {error!r:.200}")
+    if step:
+        problem.trail.append(step)
+    return problem
+
+
+def _check_depth(depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise Problem(f"is nested deeper than {MAX_DEPTH} levels")
+
+
+def _leaf(tree: Any, depth: int) -> Any:
+    return tree
 
 
 def _body(mark: dict[str, Any]) -> list[Any]:

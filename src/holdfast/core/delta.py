@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import compress, count
-from math import copysign
 from operator import is_not
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from holdfast.core.trees import same
 
 if TYPE_CHECKING:
     from holdfast.core.codec import Tree
 
-_dumps = msgspec.json.Encoder().encode
 _WORTH_APPENDING = 16  # Characters; below that the text is as short as the operation.
 _TRIES = 8
 
@@ -61,7 +59,7 @@ def apply(tree: Tree, ops: Any) -> Tree:
 def _diff(old: Any, new: Any, path: list[Any], ops: list[Any]) -> None:
     kind = type(new)
     if kind is not type(old) or kind not in (dict, list, str):
-        if not _same(old, new):
+        if not same(old, new):
             ops.append(["set", path, new])
     elif kind is dict:
         _diff_dict(old, new, path, ops)
@@ -125,7 +123,7 @@ def _direct(ops: list[Any], start: int, path: list[Any]) -> int:
 def _common(old: list[Any], new: list[Any]) -> int:
     """How many items are exactly the same from the beginning on."""
     for at in compress(count(), map(is_not, old, new)):
-        if not _same(old[at], new[at]):
+        if not same(old[at], new[at]):
             return at
     return min(len(old), len(new))
 
@@ -134,25 +132,13 @@ def _moved_on(old: list[Any], new: list[Any]) -> int:
     """How many items were cut at the beginning, when all others are where `new` begins; 0 when not so."""
     tries = 0
     for cut in range(max(1, len(old) - len(new)), len(old)):
-        if new and _same(old[cut], new[0]):
+        if new and same(old[cut], new[0]):
             if _common(old[cut:], new) == len(old) - cut:
                 return cut
             tries += 1
             if tries == _TRIES:
                 break
     return 0
-
-
-def _same(old: Any, new: Any) -> bool:
-    """Whether two trees are exactly equal; `==` alone takes 1 for True, and knows no order of keys."""
-    kind = type(new)
-    if old is new:
-        return True
-    if kind is not type(old) or old != new:
-        return False
-    if kind is float:
-        return copysign(1.0, old) == copysign(1.0, new)
-    return kind not in (dict, list) or _dumps(old) == _dumps(new)
 
 
 def _exactly_list(value: Any) -> list[Any]:

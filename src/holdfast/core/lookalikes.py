@@ -134,8 +134,8 @@ class Kind(Shape):
         )
 
     def take(self, value: Any) -> Parts:
-        self.refuse_attributes(value, getattr(value, "__dict__", ()))
-        self.refuse_attributes(value, (name for name in self._slots if hasattr(value, name)))
+        self.refuse_attributes(getattr(value, "__dict__", ()))
+        self.refuse_attributes(name for name in self._slots if hasattr(value, name))
         return {"v": self._take(value)}
 
     def build(self, parts: Parts) -> Any:

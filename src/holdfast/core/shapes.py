@@ -45,7 +45,7 @@ class Shape(ABC):
     def build(self, parts: Parts) -> Any:
         """A new instance from its parts. Raises Problem when they no longer fit the type."""
 
-    def refuse_attributes(self, value: Any, held: Iterable[str], known: Iterable[str] = ()) -> None:
+    def refuse_attributes(self, held: Iterable[str], known: Iterable[str] = ()) -> None:
         """Raise Problem for an attribute that is not in `known` and would be lost."""
         for name in held:
             if name not in known and not self._can_be_dropped(name):
@@ -76,8 +76,8 @@ class Attributes(Shape):
         held: dict[str, Any] = getattr(value, "__dict__", {})
         if self._all_in_dict and held.keys() == self.known:
             return {"v": held}
-        self.refuse_attributes(value, held, self.known)
-        self.refuse_attributes(value, (name for name in self._stray_slots if hasattr(value, name)))
+        self.refuse_attributes(held, self.known)
+        self.refuse_attributes(name for name in self._stray_slots if hasattr(value, name))
         fields = {}
         for name in self.names:
             try:
@@ -153,7 +153,7 @@ class NamedTuple(Attributes):
         super().__init__(cls, cls._fields, {name: always(item) for name, item in cls._field_defaults.items()})
 
     def take(self, value: Any) -> Parts:
-        self.refuse_attributes(value, getattr(value, "__dict__", ()))
+        self.refuse_attributes(getattr(value, "__dict__", ()))
         items = tuple(tuple.__iter__(value))
         if len(items) != len(self.names):
             raise Problem(f"has {len(items)} items, but {type_name(self.cls)} has {len(self.names)} fields")

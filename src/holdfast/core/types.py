@@ -1,7 +1,7 @@
 """The types of a program that may be stored and built: declared with a flow, or registered.
 
 A store names a type by its `__qualname__`. Loading looks the name up here and nowhere else, so data
-can never cause an import or name anything that the program did not declare.
+can never cause an import or reach anything that the program did not declare.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.core import lookalikes, shapes
 from holdfast.core.shapes import Shape
-from holdfast.core.trail import type_name
+from holdfast.core.trail import Problem, type_name
 from holdfast.errors import UsageError
 
 
@@ -33,32 +33,50 @@ class Registry:
         """Declare every type in an annotation and in the fields of those, and give the new ones.
 
         `list[Report] | None` declares Report. What cannot be declared (builtins, Any, a type variable)
-        is passed over. A class of the same module and name replaces the older one, whose instances can
-        still be stored: its module was loaded again.
+        is passed over, and so is a type that was only found in a field and whose name is taken.
+        A class of the same module and name replaces the older one, because its module was loaded again;
+        what is left of the older one can still be stored.
 
-        Raises UsageError when two types of the program have the same name.
+        Raises UsageError when the annotation itself names a type whose name is taken.
         """
         added = []
-        for cls in _classes_in(annotation):
-            if cls not in self.by_type and (shape := shape_of(cls)) is not None:
-                self._refuse_double(shape)
-                self.by_name[shape.name] = self.by_type[cls] = shape
-                added.append(cls)
+        for cls, in_field in _classes_in(annotation):
+            shape = None if cls in self.by_type else shape_of(cls)
+            if shape is None or (in_field and self._namesake(cls)):
+                continue
+            if namesake := self._namesake(cls):
+                raise UsageError(
+                    f"{type_name(cls)} and {type_name(namesake)} have the same name, {shape.name!r}, by which "
+                    f"stored data names its types. Rename one of them, or set __qualname__ in its class body."
+                )
+            self.by_name[shape.name] = self.by_type[cls] = shape
+            added.append(cls)
         return added
 
-    def _refuse_double(self, shape: Shape) -> None:
-        known = self.by_name.get(shape.name)
-        if known is not None and known.cls.__module__ != shape.cls.__module__:
-            raise UsageError(
-                f"{type_name(known.cls)} and {type_name(shape.cls)} have the same name {shape.name!r}, by which stored "
-                f"data names its types. Rename one of them, or give it another __qualname__ in its class body."
-            )
+    def refuse(self, value: Any, old: Any, depth: int) -> Any:
+        """Raise Problem for a value of a type that is not declared; it says what can be done."""
+        cls = type(value)
+        name, base, namesake = cls.__name__, lookalikes.kind_of(cls), self._namesake(cls)
+        problem = f"{type_name(cls)} cannot be stored"
+        if base is not None:
+            problem += f": it would lose its type. Convert it with {base.__name__}(...)"
+        if shape_of(cls) is not None:
+            problem += ": it is not declared." if base is None else ", or declare it."
+            if namesake is not None:
+                problem += f" Its name is taken by {type_name(namesake)}; rename one of them, then"
+            problem += f" Pass state={name} to the flow, annotate the step's return type, or call rt.register({name})"
+        raise Problem(problem)
+
+    def _namesake(self, cls: type) -> type | None:
+        """Another declared class of the same name, unless it is an older version of this one."""
+        known = self.by_name.get(cls.__qualname__)
+        return None if known is None or known.cls.__module__ == cls.__module__ else known.cls
 
 
 def shape_of(cls: type) -> Shape | None:
     """How instances of `cls` are taken apart and built; None when it is of no kind that can be."""
     if issubclass(cls, enum.Enum):
-        return shapes.enum_shape(cls)
+        return shapes.enum_shape(cls) if cls.__members__ else None
     if issubclass(cls, msgspec.Struct):
         return shapes.Struct(cls)
     if issubclass(cls, tuple) and hasattr(cls, "_fields") and hasattr(cls, "_field_defaults"):
@@ -79,20 +97,20 @@ def has_fields(cls: type) -> bool:
     return dataclasses.is_dataclass(cls) or lookalikes.is_attrs(cls) or lookalikes.is_model(cls)
 
 
-def _classes_in(annotation: Any) -> Iterator[type]:
-    """Every class in an annotation and in the annotations of its fields, each once."""
-    waiting, seen = [annotation], list[Any]()
-    while waiting:
-        part = waiting.pop()
-        if any(part is old for old in seen):
+def _classes_in(annotation: Any) -> Iterator[tuple[type, bool]]:
+    """Every class in an annotation, then those in the fields of these; with whether it was found in a field."""
+    waiting: list[tuple[Any, bool]] = [(annotation, False)]
+    seen: dict[int, Any] = {}  # By id, since not every annotation can be hashed; held, so that no id is used again.
+    for part, in_field in waiting:
+        if id(part) in seen:
             continue
-        seen.append(part)
+        seen[id(part)] = part
         if isinstance(part, type) and typing.get_origin(part) is None:
             if part.__module__ != "builtins":
-                yield part
-                waiting += _hints(part)
+                yield part, in_field
+                waiting += [(hint, True) for hint in _hints(part)]
         else:
-            waiting += _inside(part)
+            waiting += [(inner, in_field) for inner in _inside(part)]
 
 
 def _inside(annotation: Any) -> list[Any]:
