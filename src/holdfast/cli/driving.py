@@ -96,11 +96,11 @@ class Drive:
                 "result": self._result,
                 "went_on_from": self.watch.went_on_from,
                 "already_finished": self._finished_before and error is None,
-                "error": None if error is None else error_object(error, code),
+                "error": None if error is None else error_object(error, code, self._run),
             }
             out(as_json(report))
         if error is not None:
-            say(f"holdfast: {shown(message_of(error))}")
+            say(f"holdfast: {shown(message_of(error, self._run))}")
         elif self._run is not None and self._run.status == RunStatus.PENDING:
             say(f"{self._run.id} is pending; `holdfast resume {self._run.id} --app FILE` goes on with it")
         elif not self._json:

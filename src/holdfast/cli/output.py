@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import HoldfastError, RunExistsError, RunFailedError, RunInterruptedError
+from holdfast.model import Run, RunStatus
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _VERBS = re.compile(r"rt\.(run|resume|rewind|fork|pause|cancel)(?:\(['\"]([^'\"]*)['\"]\))?")
@@ -90,12 +91,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     Console(highlight=False).print(table)
 
 
-def message_of(error: HoldfastError) -> str:
-    """What an error says, in terms of the command line."""
+def message_of(error: HoldfastError, run: Run | None = None) -> str:
+    """What an error says, in terms of the command line and of how the run stands now."""
     match error:
         case RunFailedError():
             where = f" in step {error.step!r}" if error.step else ""
             return f"run {error.run_id} failed{where}: {error.error}. `holdfast resume {error.run_id}` tries it again."
+        case RunInterruptedError() if run is not None and run.status == RunStatus.RUNNING:
+            return f"this process no longer waits for run {run.id}, which goes on in another one."
         case RunInterruptedError():
             return f"run {error.run_id} was handed back unfinished. The same command goes on with it."
         case RunExistsError():
@@ -103,6 +106,6 @@ def message_of(error: HoldfastError) -> str:
     return _VERBS.sub(lambda m: f"`holdfast {m[1]}{' ' + m[2] if m[2] else ''}`", str(error))
 
 
-def error_object(error: HoldfastError, code: int) -> dict[str, Any]:
+def error_object(error: HoldfastError, code: int, run: Run | None = None) -> dict[str, Any]:
     """An error as it stands in the output of --json."""
-    return {"kind": type(error).__name__, "message": message_of(error), "exit_code": int(code)}
+    return {"kind": type(error).__name__, "message": message_of(error, run), "exit_code": int(code)}

@@ -88,6 +88,7 @@ class Engine:
         self._orphans: list[RunWriter] = []
         self._postman: asyncio.Task[None] | None = None
         self._observers: set[asyncio.Task[Any]] = set()
+        self._waits: set[asyncio.Task[int]] = set()
 
     # Events
 
@@ -276,6 +277,21 @@ class Engine:
                 await asyncio.sleep(MAIL_POLL)
             await asyncio.sleep(MAIL_PAUSE)
 
+    async def wait_change(self, seen: int, timeout: float) -> int:
+        """What the store's `wait_change` gives, or at once when this runtime shuts down."""
+        if self.closing:
+            return seen
+        wait = asyncio.ensure_future(self.store.wait_change(seen, timeout))
+        self._waits.add(wait)
+        wait.add_done_callback(self._waits.discard)
+        try:
+            return await wait
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # the caller was cancelled, not the wait
+            return seen
+
     async def fetch_mail(self, run: str) -> None:
         """Look into the inbox of a run that is live here."""
         live = self.live.get(run)
@@ -296,6 +312,8 @@ class Engine:
     async def shutdown(self, grace: float, hurry: asyncio.Event) -> None:
         """Hand every run back: after its step within the grace time, in the middle of it afterwards."""
         self.closing = True
+        for wait in self._waits:
+            wait.cancel()  # nobody may still be looking when the store is closed
         for live in list(self.live.values()):
             live.runner.control.request_stop()
         await self._settle(grace, hurry)

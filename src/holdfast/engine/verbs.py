@@ -156,6 +156,8 @@ class Verbs:
             live = self._engine.live.get(run)
             if live is not None:
                 return await self.outcome(live)
+            if self._engine.closing:
+                raise RunInterruptedError(run)  # whoever has it goes on with it; nothing is taken up here any more
             head = await self._head(run)
             where = situation(head)
             match act("run", where):
@@ -171,7 +173,7 @@ class Verbs:
                 case _:
                     if where is Situation.WAITING and until == "settled":
                         raise RunWaitingError(run, head.waiting_for)
-                    token = await self._engine.store.wait_change(token, _LOOK_AGAIN)
+                    token = await self._engine.wait_change(token, _LOOK_AGAIN)
 
     async def result(self, run: str, *, raw: bool) -> Any:
         """The result of a completed run; raises what it has come to otherwise."""

@@ -1,0 +1,130 @@
+"""A folder with a small program in it, and the command line as a real process there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+APP = '''
+import os
+from dataclasses import dataclass, field
+
+from holdfast import End, Pipeline
+
+
+@dataclass
+class Report:
+    topic: str
+    done: list[str] = field(default_factory=list)
+
+
+def work(name, state):
+    with open("ledger", "a") as ledger:
+        ledger.write(name + "\\n")
+    if os.environ.get("FAIL_IN") == name:
+        raise ValueError(os.environ.get("FAIL_WITH", "no luck"))
+    if os.environ.get("STOP_IN") == name:
+        print("in", name, flush=True)
+        open("go").read()  # a pipe: until somebody has written to it
+    state.done.append(name)
+
+
+def search(state: Report): work("search", state)
+def analyze(state: Report): work("analyze", state)
+def write(state: Report): work("write", state)
+
+
+def answer(state):
+    return End({"answer": 42})
+
+
+report = Pipeline("report", [search, analyze, write], state=Report)
+oracle = Pipeline("oracle", [answer])
+'''
+
+
+class Cli:
+    """Types commands in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._live: list[subprocess.Popen[str]] = []
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """The command as a process that is under way."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", *arguments],
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._live.append(process)
+        return process
+
+    def __call__(self, *arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        """The command, done."""
+        return subprocess.run(
+            [sys.executable, "-m", "holdfast", *arguments],
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def json(self, *arguments: str, **environment: str) -> Any:
+        """What the command prints with --json."""
+        return json.loads(self(*arguments, "--json", **environment).stdout)
+
+    def run_r1(self, **environment: str) -> subprocess.CompletedProcess[str]:
+        """The usual run, typed once."""
+        return self("run", "app.py:report", "-i", '{"topic": "tides"}', "--id", "r1", **environment)
+
+    def start_r1(self, stop_in: str) -> subprocess.Popen[str]:
+        """The usual run, under way inside that step, where it stays until `let_go`."""
+        process = self.start("run", "app.py:report", "-i", '{"topic": "tides"}', "--id", "r1", STOP_IN=stop_in)
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"in {stop_in}\n"
+        return process
+
+    def let_go(self) -> None:
+        """Let the step that waits go on."""
+        (self.folder / "go").write_text("go")
+
+    def kill(self, process: subprocess.Popen[str]) -> None:
+        """kill -9, and see it dead."""
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+    @property
+    def ledger(self) -> list[str]:
+        """The steps that really ran."""
+        return (self.folder / "ledger").read_text().split()
+
+    def stop_all(self) -> None:
+        for process in self._live:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    (tmp_path / "app.py").write_text(APP)
+    os.mkfifo(tmp_path / "go")
+    typed = Cli(tmp_path)
+    yield typed
+    typed.stop_all()
