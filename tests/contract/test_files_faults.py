@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ import pytest_asyncio
 from holdfast import faults
 from holdfast.errors import StoreError, StoreUnavailableError, UsageError
 from holdfast.model import Commit, Mail, Query, Refusal
-from holdfast.store.files import FilesStore
+from holdfast.store.files import FilesStore, disk
 from holdfast.testing.build import ALICE, BOB, commit, create, entry, owner
 
 
@@ -260,13 +261,28 @@ async def test_a_commit_that_would_wait_for_another_process_says_so(store: Files
     assert replies[0].refused is None
 
 
-async def test_a_run_that_is_deleted_while_a_commit_waits_for_it_is_stale(store: FilesStore) -> None:
+async def test_a_process_that_stops_while_it_writes_stops_no_other_run(
+    store: FilesStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "PATIENCE", 0.05)
+    await store.commit([create("other")])
+    with holding(store, "run"):
+        with pytest.raises(StoreUnavailableError, match="lock"):
+            await store.commit([commit("run", 3)])
+        (reply,) = await store.commit([commit("other", 2)])
+        assert reply.refused is None
+    assert await seqs(store) == [1, 2]
+
+
+async def test_a_run_that_is_deleted_while_a_commit_waits_for_it_is_stale(
+    store: FilesStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = os.open(store.path / "run", os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
+    blocked = threading.Event()
+    monkeypatch.setattr(disk.time, "sleep", lambda _: blocked.set())
     waiting = asyncio.create_task(store.commit([commit("run", 3)]))
-    blocked = f":{os.fstat(folder).st_ino} "
-    while not any("->" in line and blocked in line for line in Path("/proc/locks").read_text().splitlines()):
-        await asyncio.sleep(0)
+    await asyncio.to_thread(blocked.wait, 20)
     gone = store.path / ".gone-1"
     (store.path / "run").rename(gone)
     before = (gone / "log.jsonl").read_bytes()

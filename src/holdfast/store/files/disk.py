@@ -11,6 +11,7 @@ import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -22,6 +23,8 @@ from holdfast.faults import fault
 
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO in place of a file must not make us wait
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+PATIENCE = 10.0  # seconds to wait for a lock, which is held for one write
 
 Stamp = tuple[int, int, int]
 """Inode, size and time of change: if they are the same, so is the file."""
@@ -64,13 +67,13 @@ def run_of(name: str) -> str | None:
 def locked_folder(root: int, name: str, *, exclusive: bool, wait: bool = True) -> Iterator[int | None]:
     """The open, locked folder `name`; None when there is none.
 
-    Raises BlockingIOError when somebody else has the lock and `wait` is false, NotPlainError when it
-    is no folder.
+    Raises BlockingIOError when somebody else has the lock and `wait` is false, TimeoutError when waiting
+    was in vain, NotPlainError when it is no folder.
     """
-    mode = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
+    mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     while (folder := _open_folder(root, name)) is not None:
         try:
-            fcntl.flock(folder, mode)
+            _lock(folder, mode, PATIENCE if wait else 0.0)
             # It may have been deleted, and even made again, while we waited for the lock.
             if _is_still(root, name, folder):
                 yield folder
@@ -80,6 +83,21 @@ def locked_folder(root: int, name: str, *, exclusive: bool, wait: bool = True) -
             fcntl.flock(folder, fcntl.LOCK_UN)
             os.close(folder)
     yield None
+
+
+def _lock(folder: int, mode: int, patience: float) -> None:
+    # Not a call that blocks: a process that is stopped while it writes would stop all others with it.
+    deadline, pause = time.monotonic() + patience, 0.0005
+    while True:
+        try:
+            return fcntl.flock(folder, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if patience == 0.0:
+                raise
+            if time.monotonic() > deadline:
+                raise TimeoutError(errno.ETIMEDOUT, "another process does not let go of a run's lock") from None
+        time.sleep(pause)
+        pause = min(pause * 2, 0.02)
 
 
 def _open_folder(root: int, name: str) -> int | None:

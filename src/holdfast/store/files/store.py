@@ -309,7 +309,8 @@ class FilesStore(Store):
         deadline, pause = loop.time() + timeout, _POLL[0]
         while True:
             here = self._changes.count
-            now, left = last_change(self._root()), deadline - loop.time()
+            with translated(self.path):
+                now, left = last_change(self._root()), deadline - loop.time()
             if now != seen or left <= 0:
                 return now
             await self._changes.wait(here, min(pause, left))  # one of this process ends it at once
