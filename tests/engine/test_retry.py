@@ -192,7 +192,7 @@ async def test_resuming_a_failed_run_gives_its_step_all_attempts_again(
 async def test_an_async_step_that_takes_too_long_is_cancelled_and_tried_again(make_runtime: MakeRuntime) -> None:
     ended: list[str] = []
 
-    @step(timeout=0.02, retry=RetryPolicy(attempts=2, first_delay=0))
+    @step(timeout=0.25, retry=RetryPolicy(attempts=2, first_delay=0))
     async def slow(state: list[str]) -> list[str]:
         if current_run().attempt == 1:
             try:
@@ -205,13 +205,13 @@ async def test_an_async_step_that_takes_too_long_is_cancelled_and_tried_again(ma
         assert await rt.run(Pipeline("slow", [slow]), [], id="r1") == ["done"]
         errors = [event.error async for event in rt.events("r1") if event.type == "step_failed"]
     assert ended == ["cleaned up"]
-    assert errors == ["StepTimeoutError: step 'slow' took longer than its timeout of 0.02 s"]
+    assert errors == ["StepTimeoutError: step 'slow' took longer than its timeout of 0.25 s"]
 
 
 async def test_the_late_result_of_a_def_step_is_refused(make_runtime: MakeRuntime) -> None:
     release, late = threading.Event(), threading.Event()
 
-    @step(timeout=0.02, retry=RetryPolicy(attempts=2, first_delay=0))
+    @step(timeout=0.25, retry=RetryPolicy(attempts=2, first_delay=0))
     def slow(state: list[str]) -> list[str]:
         if current_run().attempt == 1:
             release.wait()

@@ -24,7 +24,7 @@ def events_of(run: str, entry: Entry) -> list[Event]:
         for name, started, ended in body.get("steps", ()):
             add("step_started", started, step=name)
             add("step_completed", ended, step=name)
-        add("checkpointed", entry.at, step=last_step(body))
+        add("checkpointed", entry.at, step=last_step(body), data=_rest(body))
     elif entry.kind == Kind.ATTEMPT_FAILED:
         add("step_started", body["started"], step=body["step"])
         add("step_failed", entry.at, step=body["step"], error=body["error"], data=_rest(body, "step", "error"))

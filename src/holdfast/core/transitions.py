@@ -69,6 +69,10 @@ def stored_states(status: RunStatus) -> tuple[tuple[str, bool | None], ...]:
 RECOVERABLE: tuple[tuple[str, bool | None], ...] = ((S.PENDING, False), (S.RUNNING, False), (S.INTERRUPTED, False))
 
 
+# What may be claimed without taking it from anybody: a store lets an owner claim its own runs again.
+UNOWNED: tuple[tuple[str, bool | None], ...] = tuple((status, False) for status in S)
+
+
 class Act(StrEnum):
     """What a verb does in a situation."""
 

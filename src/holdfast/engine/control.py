@@ -16,6 +16,7 @@ class Control:
         self.cancel: Mail | None = None
         self.pause: Mail | None = None
         self.checkpoints: dict[int, Mail] = {}
+        self._seen: set[int] = set()
         self.stop = False
         """Hand the run back at the next safe point."""
         self.cut = False
@@ -25,12 +26,18 @@ class Control:
     @property
     def wanted(self) -> bool:
         """Whether there is anything to honour."""
-        return self.stop or self.cancel is not None or self.pause is not None or bool(self.checkpoints)
+        return self.leaves or bool(self.checkpoints)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the run is to leave this process."""
+        return self.stop or self.cancel is not None or self.pause is not None
 
     def deliver(self, mail: Iterable[Mail]) -> None:
         """Take in mail; what has been seen before changes nothing."""
         before = self.cancel, self.pause, len(self.checkpoints)
         for item in mail:
+            self._seen.add(item.id)
             if item.kind == "cancel":
                 self.cancel = self.cancel or item
             elif item.kind == "pause":
@@ -48,8 +55,7 @@ class Control:
 
     def mail_ids(self) -> tuple[int, ...]:
         """Every piece of mail that has come in: what a run that ends or pauses has taken in."""
-        single = [mail.id for mail in (self.cancel, self.pause) if mail is not None]
-        return (*single, *self.checkpoints)
+        return tuple(sorted(self._seen))
 
     @property
     def reason(self) -> str | None:

@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
@@ -83,6 +84,7 @@ class Engine:
         self._on_event = on_event
         self._policy, self._retry = policy or CheckpointPolicy(), retry or RetryPolicy()
         self._crash_limit = crash_limit
+        self._concurrency, self._coming = concurrency, 0
         self._slots = asyncio.Semaphore(concurrency)
         self._lanes = Lanes(THREADS)
         self._orphans: list[RunWriter] = []
@@ -127,9 +129,10 @@ class Engine:
     ) -> tuple[Head, RunWriter]:
         """A new run, durable and owned by this process when this returns."""
         await self.ownership.begin()
-        now = self.clock.now()
+        # To the microsecond, which is all that the datetime of a page cursor holds.
+        now = round(self.clock.now(), 6)
         info = Info(digest, secrets.token_hex(8), *shape)
-        runs_now = not self._slots.locked() and self.registry.has(flow)
+        runs_now = len(self.live) + self._coming < self._concurrency and self.registry.has(flow)
         head = Head(
             id=run,
             flow=flow,
@@ -143,7 +146,12 @@ class Engine:
             started_at=now if runs_now else None,
         )
         body = {"nonce": info.nonce, "from": origin}
-        writer = await create_run(self.committer, self.clock, head, tree, cursor, body)
+        self._coming += 1
+        try:
+            with self.giving_up(RunWriter(self.committer, self.clock, head, None)):
+                writer = await create_run(self.committer, self.clock, head, tree, cursor, body)
+        finally:
+            self._coming -= 1
         if self.observed:
             for event in events_of(run, writer.written[0]):
                 self.emit(event)
@@ -218,35 +226,34 @@ class Engine:
 
     async def _drive(self, live: LiveRun) -> None:
         outcome = Outcome(error=RunInterruptedError(live.id))
-        held = False
+        held, runner = False, live.runner
         try:
             held = await self._slot(live)
-            outcome = await live.runner.drive()
+            if runner.writer.status == RunStatus.PENDING and not runner.control.leaves:
+                await runner.writer.write(status=RunStatus.RUNNING)
+            outcome = await runner.drive()
         except HoldfastError as error:
             outcome = Outcome(error=error)
         finally:
             if held:
                 self._slots.release()
-            self.live.pop(live.id, None)
+            if self.live.get(live.id) is live:
+                del self.live[live.id]
             self._left(live, outcome)
 
     async def _slot(self, live: LiveRun) -> bool:
         """Wait for a turn, or until the run is wanted to leave, which needs none."""
-        runner = live.runner
         if not self._slots.locked():
             await self._slots.acquire()
-        else:
-            acquiring = asyncio.ensure_future(self._slots.acquire())
-            try:
-                await runner.wanted_or(acquiring)
-            finally:
-                if not acquiring.done():
-                    acquiring.cancel()
-            if not acquiring.done() or acquiring.cancelled():
-                return False
-        if runner.writer.status == RunStatus.PENDING and not runner.control.wanted:
-            await runner.writer.write(status=RunStatus.RUNNING)
-        return True
+            return True
+        turn, held = asyncio.ensure_future(self._slots.acquire()), False
+        try:
+            await live.runner.queue_for(turn)
+            held = turn.done()
+        finally:
+            if not held and not turn.cancel():
+                self._slots.release()  # it came in the very moment in which it was not wanted any more
+        return held
 
     def _left(self, live: LiveRun, outcome: Outcome) -> None:
         """Tell who waits; see to it that a run which could not be given up is, as soon as possible."""
@@ -261,13 +268,15 @@ class Engine:
 
     async def _carry_mail(self) -> None:
         """Bring live runs what others post for them while a step is under way."""
-        seen = 0
+        seen, patience = 0, MAIL_POLL
         while True:
             try:
-                seen = await self.store.wait_change(seen, MAIL_POLL)
+                seen = await self.store.wait_change(seen, patience)
                 # Commits bring the mail with them: only runs that have not made one for a while are asked for.
                 quiet = self._loop.time() - MAIL_QUIET
                 ids = tuple(run for run, live in self.live.items() if live.runner.writer.heard_at < quiet)
+                # What came for one that was busy must not wait for the next change if it is quiet from now on.
+                patience = MAIL_POLL if len(ids) == len(self.live) else MAIL_QUIET
                 query = Query(ids=ids, has_mail=True, limit=max(len(ids), 1))
                 for head in await self.store.list_heads(query) if ids else ():
                     await self.fetch_mail(head.id)
@@ -297,6 +306,15 @@ class Engine:
         live = self.live.get(run)
         if live is not None and not live.runner.writer.closed:
             live.runner.control.deliver(await live.runner.writer.look())
+
+    @contextmanager
+    def giving_up(self, writer: RunWriter) -> Iterator[None]:
+        """A claimed run whose first write fails inside is given up as soon as the store can be written again."""
+        try:
+            yield
+        except StoreError:
+            self._orphans.append(writer)
+            raise
 
     async def release_orphans(self) -> None:
         """Give up the runs that left when the store could not be written."""

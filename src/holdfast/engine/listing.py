@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
@@ -14,6 +15,7 @@ from holdfast.errors import InvalidFilterError, InvalidIdError
 from holdfast.model import Head, Query, Run, RunStatus
 
 _MOST = 1_000_000_000
+_SECONDS = re.compile(r"-?[0-9]{1,16}\.[0-9]{1,16}")
 
 
 class ListQuery:
@@ -68,6 +70,8 @@ def page_cursor(run: Run) -> str:
 def _cursor(text: object) -> tuple[float, str]:
     try:
         seconds, _, run = str(text).partition(":")
+        if not _SECONDS.fullmatch(seconds):
+            raise ValueError(seconds)
         return float(seconds), check_id(run)
     except (ValueError, InvalidIdError):
         raise InvalidFilterError(f"{ascii(text)[:80]} is not a page cursor; use what rt.page(run) gave") from None

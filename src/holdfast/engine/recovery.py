@@ -14,7 +14,7 @@ import msgspec
 from holdfast.core.checksum import seal
 from holdfast.core.codec import dumps
 from holdfast.core.history import last_point, rebased
-from holdfast.core.transitions import ENDED, RECOVERABLE
+from holdfast.core.transitions import ENDED, RECOVERABLE, UNOWNED
 from holdfast.engine.engine import Engine, LiveRun
 from holdfast.errors import HoldfastError, StoreError
 from holdfast.model import Claim, Commit, Head, HeadChange, Kind, Query
@@ -109,7 +109,7 @@ class Recovery:
             return 0
         await engine.ownership.begin()
         ids = tuple(head.id for head in expired)
-        claims = await store.claim_runs(Query(ids=ids, limit=len(ids)), engine.ownership.id)
+        claims = await store.claim_runs(Query(ids=ids, states=UNOWNED, limit=len(ids)), engine.ownership.id)
         for claim in claims:
             await self._drop_expired(claim)
         return len(claims)

@@ -277,11 +277,19 @@ class Runner:
         self._scope.give_lane_back()
         sleeping = asyncio.ensure_future(self._around.clock.sleep(delay))
         try:
-            await self.wanted_or(sleeping)
+            await self._wanted_or(sleeping)
         finally:
             sleeping.cancel()
 
-    async def wanted_or(self, other: asyncio.Future[Any]) -> None:
+    async def queue_for(self, turn: asyncio.Future[Any]) -> None:
+        """Wait for the turn, or until the run is to leave; checkpoints asked for meanwhile are made."""
+        while not (turn.done() or self.control.leaves):
+            if self.control.wanted:
+                await self._honour()
+            else:
+                await self._wanted_or(turn)
+
+    async def _wanted_or(self, other: asyncio.Future[Any]) -> None:
         """Wait for the other, or until something is wanted of the run."""
         self._wake.clear()
         if self.control.wanted:

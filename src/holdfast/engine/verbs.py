@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.core.codec import dumps
 from holdfast.core.events import events_of
 from holdfast.core.ids import check_id, new_id, parse_ref
-from holdfast.core.transitions import HINTS, Act, Situation, act, situation
+from holdfast.core.transitions import ENDED, HINTS, UNOWNED, Act, Situation, act, situation
 from holdfast.engine.engine import Engine, Info, LiveRun, digest_of
 from holdfast.engine.reader import Reader
 from holdfast.engine.writer import RunWriter
@@ -167,7 +167,7 @@ class Verbs:
                     raise ended_error(head)
                 case Act.TAKE:
                     try:
-                        return await self.outcome(await self.resume(run))
+                        return await self.outcome(await self._take(run))
                     except (RunOwnedError, VerbRefusedError):
                         continue  # somebody else was quicker
                 case _:
@@ -197,15 +197,22 @@ class Verbs:
             raise UsageError(f"resume goes on from the latest checkpoint; rt.rewind({ref!r}) goes back to that one")
         claim = await self._claim("resume", run)
         writer = await self._writer(claim)
-        if claim.head.status in (RunStatus.PAUSED, RunStatus.FAILED):
+        overruled = _overruled(claim)
+        if overruled or claim.head.status in (RunStatus.PAUSED, RunStatus.FAILED):
             # The caller is told that it goes on: that must outlive this process.
-            await self._reopen(claim, writer)
-        return await self._engine.take(claim, writer)
+            with self._engine.giving_up(writer):
+                await self._reopen(writer, overruled)
+        return await self._engine.take(_without(claim, overruled), writer)
 
-    async def _reopen(self, claim: Claim, writer: RunWriter) -> None:
+    async def _take(self, run: str) -> LiveRun:
+        """Go on with a run that nobody drives, and with what was asked of it before."""
+        claim = await self._claim("run", run)
+        return await self._engine.take(claim, await self._writer(claim))
+
+    async def _reopen(self, writer: RunWriter, overruled: tuple[int, ...]) -> None:
         mark = (Kind.RESUMED, {"from": writer.checkpoint_seq})
         cleared: dict[str, Any] = {"error": None, "ended_at": None, "expires_at": None}
-        await writer.write([mark], status=RunStatus.RUNNING, attempt=1, **cleared)
+        await writer.write([mark], status=RunStatus.RUNNING, attempt=1, take=overruled, **cleared)
 
     async def rewind(self, ref: str) -> LiveRun:
         """Go on from an older checkpoint, in place; nothing is deleted."""
@@ -216,16 +223,18 @@ class Verbs:
             raise NotACheckpointError(run, seq or 0, await self._reader.nearest(head, seq or 0))
         claim = await self._claim("rewind", run, next_step=point.cursor)
         writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, None)
-        await writer.rewind(point)
+        overruled = _overruled(claim)
+        with self._engine.giving_up(writer):
+            await writer.rewind(point, take=overruled)
         self._show_last(writer)
-        return await self._engine.take(claim, writer)
+        return await self._engine.take(_without(claim, overruled), writer)
 
     # Stopping
 
     async def stop(self, verb: Literal["pause", "cancel"], run: str, reason: str | None = None) -> None:
         """Pause or cancel: at the next safe point where it is live, at once where it is not."""
         check_id(run)
-        posted = False
+        posted, token = False, 0
         while True:
             head = await self._head(run)
             todo = act(verb, situation(head))
@@ -240,6 +249,7 @@ class Verbs:
             claims = await self._engine_claim(run)
             if claims and await self._apply(verb, claims[0], reason):
                 return
+            token = await self._engine.store.wait_change(token, _LOOK_AGAIN)  # somebody else is at it
 
     async def _apply(self, verb: str, claim: Claim, reason: str | None) -> bool:
         """Change the status of a run that nobody drives; False when it has changed meanwhile."""
@@ -251,7 +261,8 @@ class Verbs:
         body = {"reason": reason} if verb == "cancel" else {}
         taken = tuple(mail.id for mail in claim.mail if mail.kind in ("pause", "cancel"))
         error = None if reason is None else dumps({"step": None, "error": reason})
-        await writer.write([(kind, body)], status=status, take=taken, attempt=0, error=error)
+        with self._engine.giving_up(writer):
+            await writer.write([(kind, body)], status=status, take=taken, attempt=0, error=error)
         self._show_last(writer)
         return True
 
@@ -324,10 +335,9 @@ class Verbs:
         return claims[0]
 
     async def _engine_claim(self, run: str) -> list[Claim]:
-        if run in self._engine.live:
-            return []
         await self._engine.ownership.begin()
-        return await self._engine.store.claim_runs(Query(ids=(run,), limit=1), self._engine.ownership.id)
+        query = Query(ids=(run,), states=UNOWNED, limit=1)
+        return await self._engine.store.claim_runs(query, self._engine.ownership.id)
 
     async def _writer(self, claim: Claim) -> RunWriter:
         try:
@@ -346,6 +356,18 @@ class Verbs:
                 raise refused(verb, head)
             case Act.RAISE:
                 raise ended_error(head)
+            case Act.JOIN | Act.RESULT:  # it is not to be claimed: whoever asked looks again
+                raise RunOwnedError(head.id, head.owner)
+
+
+def _overruled(claim: Claim) -> tuple[int, ...]:
+    """The mail that going on explicitly overrules: every pause, and a cancel that came after the run had ended."""
+    kinds = ("pause", "cancel") if claim.head.status in ENDED else ("pause",)
+    return tuple(mail.id for mail in claim.mail if mail.kind in kinds)
+
+
+def _without(claim: Claim, taken: tuple[int, ...]) -> Claim:
+    return replace(claim, mail=tuple(mail for mail in claim.mail if mail.id not in taken))
 
 
 def refused(verb: str, head: Head) -> HoldfastError:

@@ -112,7 +112,7 @@ class RunWriter:
         self.heard_at = self._committer.loop.time()
         return reply.mail
 
-    async def rewind(self, point: Point) -> None:
+    async def rewind(self, point: Point, *, take: tuple[int, ...] = ()) -> None:
         """Begin a new branch at an older checkpoint: durable, and the run goes on from there."""
         check_transition(self.status, RunStatus.RUNNING)
         seq = self.seq + 1
@@ -121,7 +121,7 @@ class RunWriter:
         change = HeadChange(
             status=RunStatus.RUNNING, base=seq, attempt=1, error=None, ended_at=None, expires_at=None, waiting_for=None
         )
-        commit = Commit(run=self.run, owner=self.owner, fence=self.fence, entries=(entry,), change=change)
+        commit = Commit(run=self.run, owner=self.owner, fence=self.fence, entries=(entry,), change=change, take=take)
         reply = await self._committer.submit(commit)
         if reply.refused is not None:
             raise OwnershipLostError(self.run, self.fence)
@@ -183,7 +183,7 @@ class RunWriter:
         now: float,
     ) -> HeadChange | None:
         """The head is touched only when something of it changes: that spares most steps a second write."""
-        if status is None and progress is not None and self.status != RunStatus.RUNNING:
+        if status is None and progress is not None and self.status not in (RunStatus.RUNNING, RunStatus.PENDING):
             status = RunStatus.RUNNING
         if status is not None and status != self.status:
             check_transition(self.status, status)
