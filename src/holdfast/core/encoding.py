@@ -76,7 +76,7 @@ class Encoder:
         same_keys = plain and len(value) == len(old) and all(map(is_, value, old))
         if not same_keys and not _json_keys(value):
             return self._pairs(value, old, depth)
-        find, refuse, key = self._handlers.get, self._refuse, ""
+        key = ""
         try:
             if same_keys:
                 out = old
@@ -84,7 +84,7 @@ class Encoder:
                     # Looking up `key` runs no code of the user's: it is a string of the old tree.
                     if value[key] is not old[key]:
                         item, before = value[key], old[key]
-                        tree = find(type(item), refuse)(item, before, depth + 1)
+                        tree = self._handlers.get(type(item), self._refuse)(item, before, depth + 1)
                         if tree is not before:
                             if out is old:
                                 out = old.copy()
@@ -92,7 +92,7 @@ class Encoder:
                 return out
             out, olds = {}, old if plain else {}
             for key, item in value.items():
-                out[key] = find(type(item), refuse)(item, olds.get(key, ABSENT), depth + 1)
+                out[key] = self._handlers.get(type(item), self._refuse)(item, olds.get(key, ABSENT), depth + 1)
         except Problem as problem:
             problem.trail.append(at_key(key))
             raise

@@ -6,6 +6,7 @@ Neither pydantic nor attrs is ever imported: a program that has such a type has 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 from holdfast.core.shapes import Attributes, Default, Parts, Shape, always, calling, part
 from holdfast.core.trail import Problem
 
+_CACHED_HASH = "_attrs_cached_hash"
 _HEAP_TYPE = 1 << 9  # Set for classes that a class statement made (and a few others).
 
 
@@ -72,9 +74,14 @@ class Model(Attributes):
         value: Any = object.__new__(self.cls)
         object.__setattr__(value, "__dict__", self.complete(stored))
         object.__setattr__(value, "__pydantic_fields_set__", given)
-        object.__setattr__(value, "__pydantic_extra__", extra if self._allows_extra else None)
-        object.__setattr__(value, "__pydantic_private__", self._all_private(private) if self._private else None)
+        self._put(value, "__pydantic_extra__", extra if self._allows_extra else None)
+        self._put(value, "__pydantic_private__", self._all_private(private) if self._private else None)
         return value
+
+    def _put(self, value: Any, name: str, item: Any) -> None:
+        """Set what a model has a slot for. A root model has none, and would get a stray attribute."""
+        if type(inspect.getattr_static(self.cls, name, None)) is MemberDescriptorType:
+            object.__setattr__(value, name, item)
 
     def _all_private(self, stored: dict[str, Any]) -> dict[str, Any]:
         """The stored private attributes, with those that are new since then filled from their defaults."""
@@ -112,6 +119,19 @@ class Attrs(Attributes):
             for name, member in base.__dict__.items()
             if type(member) is MemberDescriptorType
         )
+
+        # Such a class computes its hash once, and expects to find the place for it.
+        names: tuple[str, ...] = getattr(getattr(cls.__hash__, "__code__", None), "co_names", ())
+        self._caches_hash = _CACHED_HASH in names
+
+    def filled(self, fields: dict[str, Any]) -> Any:
+        value = super().filled(fields)
+        if self._caches_hash:
+            object.__setattr__(value, _CACHED_HASH, None)
+        return value
+
+    def _can_be_dropped(self, name: str) -> bool:
+        return name == _CACHED_HASH or super()._can_be_dropped(name)
 
     def _from_self(self, make: Callable[[Any], Any]) -> Default:
         return lambda fields: make(self.filled(fields))

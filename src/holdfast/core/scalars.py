@@ -69,10 +69,12 @@ def _take_moment(value: datetime | time) -> Mark:
         mark["v"] = value.replace(tzinfo=None).isoformat()
         mark["zone"] = text(zone.key)
     elif type(zone) is timezone:
-        # A time of day with a zone of its own writes the offset into the text; only the name is missing there.
-        named = zone.__getinitargs__()[1:]  # type: ignore[attr-defined]
-        if named:
-            mark["name"] = text(named[0])
+        offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
+        if offset.microseconds:  # Python reads some of these offsets back as UTC.
+            mark["v"] = value.replace(tzinfo=None).isoformat()
+            mark["offset"] = _parts(offset)
+        if name:
+            mark["name"] = text(name[0])
     elif zone is not None:
         raise Problem(f"a tzinfo of type {type_name(type(zone))} cannot be stored. Use datetime.timezone or ZoneInfo")
     if value.fold:
@@ -81,7 +83,11 @@ def _take_moment(value: datetime | time) -> Mark:
 
 
 def _take_timedelta(value: timedelta) -> Mark:
-    return {"$": "timedelta", "v": [value.days, value.seconds, value.microseconds]}
+    return {"$": "timedelta", "v": _parts(value)}
+
+
+def _parts(value: timedelta) -> list[int]:
+    return [value.days, value.seconds, value.microseconds]
 
 
 def _take_decimal(value: Decimal) -> Mark:
@@ -173,14 +179,18 @@ def _zone(mark: Mark, value: datetime | time) -> tzinfo | None:
                 f"the time zone {key} is not known on this machine. Install its time zone data (pip install tzdata)"
             ) from error
         raise Problem(f"{key[:80]!r} is no time zone")
-    if "name" in mark:
-        offset = value.utcoffset()
-        return None if offset is None else timezone(offset, _text(mark, "name"))
-    return value.tzinfo
+    offset = _timedelta(mark["offset"]) if "offset" in mark else value.utcoffset()
+    if offset is None:
+        return None
+    return timezone(offset, _text(mark, "name")) if "name" in mark else timezone(offset)
 
 
 def _build_timedelta(mark: Mark) -> timedelta:
-    days, seconds, microseconds = (_exactly(part, int) for part in _exactly(mark["v"], list))
+    return _timedelta(mark["v"])
+
+
+def _timedelta(parts: Any) -> timedelta:
+    days, seconds, microseconds = (_exactly(part, int) for part in _exactly(parts, list))
     return timedelta(days, seconds, microseconds)
 
 
@@ -196,14 +206,16 @@ def _build_path(mark: Mark) -> pathlib.PurePath:
     return _PATHS[mark["$"]](_text(mark))
 
 
+_MOMENT = frozenset({"zone", "offset", "name", "fold"})
+
 BUILD: dict[str, tuple[Callable[[Mark], Any], frozenset[str]]] = {
     "str": (_build_str, frozenset()),
     "bytes": (_build_bytes, frozenset()),
     "int": (_build_int, frozenset()),
     "float": (_build_float, frozenset()),
     "date": (_build_date, frozenset()),
-    "datetime": (_build_datetime, frozenset({"zone", "name", "fold"})),
-    "time": (_build_time, frozenset({"zone", "name", "fold"})),
+    "datetime": (_build_datetime, _MOMENT),
+    "time": (_build_time, _MOMENT),
     "timedelta": (_build_timedelta, frozenset()),
     "Decimal": (_build_decimal, frozenset()),
     "UUID": (_build_uuid, frozenset({"safe"})),
