@@ -53,6 +53,11 @@ class FilesStore(Store):
         self.path = Path(os.path.abspath(root))
         self._clock = clock or SystemClock()
         self._disk = Disk(durable=durability == "power")
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing yet: at first, and in a forked child, which inherits locks that may be held but no threads."""
+        self._pid = os.getpid()
         self._leases = Leases(self.path, self._clock)
         self._lock = threading.Lock()  # guards all that follows
         self._opened: tuple[int, ThreadPoolExecutor] | None = None
@@ -66,6 +71,7 @@ class FilesStore(Store):
         await asyncio.to_thread(self._open)
 
     def _open(self) -> None:
+        self._notice_fork()
         with self._lock, translated(self.path):
             if self._opened is None:
                 root = open_root(self.path, self._disk)
@@ -76,6 +82,7 @@ class FilesStore(Store):
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
+        self._notice_fork()
         with self._lock:
             opened, self._opened = self._opened, None
             self._folders.clear()
@@ -84,10 +91,22 @@ class FilesStore(Store):
             os.close(opened[0])
             self._leases.let_go()
 
-    def _root(self) -> int:
+    def _notice_fork(self) -> None:
+        if self._pid != os.getpid():
+            was_open = self._opened is not None
+            self._begin()
+            if was_open:
+                self._open()
+
+    def _here(self) -> tuple[int, ThreadPoolExecutor]:
+        """The open root and the store's own thread, in this very process."""
+        self._notice_fork()
         if self._opened is None:
             raise StoreError(f"the store at {self.path} is not open")
-        return self._opened[0]
+        return self._opened
+
+    def _root(self) -> int:
+        return self._here()[0]
 
     async def _do(self, work: Callable[[], T]) -> T:
         """Do blocking work on the store's own thread, under its lock."""
@@ -96,9 +115,7 @@ class FilesStore(Store):
             with self._lock, translated(self.path):
                 return work()
 
-        if self._opened is None:
-            raise StoreError(f"the store at {self.path} is not open")
-        return await asyncio.get_running_loop().run_in_executor(self._opened[1], locked)
+        return await asyncio.get_running_loop().run_in_executor(self._here()[1], locked)
 
     # Writing
 
@@ -106,6 +123,7 @@ class FilesStore(Store):
         return await self._do(lambda: self._commit(batch, wait=True))
 
     def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+        self._here()
         # Each run takes a sync of its own, so several of them are better done elsewhere.
         if len({commit.run for commit in batch}) > 1 or not self._lock.acquire(blocking=False):
             return None
@@ -291,6 +309,7 @@ class FilesStore(Store):
     # Owners and changes
 
     def beat(self, owner: Owner, lease: float) -> None:
+        self._notice_fork()
         with translated(self.path):
             self._leases.beat(owner, lease)
 

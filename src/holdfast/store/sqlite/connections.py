@@ -13,7 +13,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -190,5 +190,7 @@ class Connections:
         if self._wal is not None:
             self._wal.stop()
         for connection in self._all:
-            connection.close()
+            # Where the log cannot be moved into the file it stays, and whoever opens it next does that.
+            with suppress(apsw.Error):
+                connection.close()
         self._all.clear()
