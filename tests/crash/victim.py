@@ -7,12 +7,15 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from holdfast import CheckpointPolicy, Event, Pipeline, RetryPolicy, Runtime, current_run, step
-from holdfast.errors import OwnershipLostError, RunPausedError
+from holdfast.errors import OwnershipLostError, RunPausedError, StoreUnavailableError, UsageError
+from holdfast.store.locate import locate
 
 from . import counting
+from .stores import url
 
 Reporter = Callable[..., None]
 
@@ -287,4 +290,75 @@ def stoppable(report: Reporter, *, store: str, run: str, seed: int, lease: float
     asyncio.run(main())
 
 
-PROGRAMS: dict[str, Callable[..., None]] = {"plain": plain, "scenario": scenario, "stoppable": stoppable}
+def _fill(file: Path) -> None:
+    with suppress(OSError), open(file, "wb", buffering=0) as ballast:
+        while True:
+            ballast.write(b"-" * 512)
+
+
+def filling(report: Reporter, *, kind: str, folder: str, seed: int, steps: int, fill_in: int | None) -> None:
+    """A run in one of whose steps the rest of the disk is filled up."""
+    _set_up(report, None)
+    padding = 20_000  # more than what is left of the last block of a file that counts as full
+
+    async def advance(index: int, state: dict[str, Any]) -> None:
+        begin(index)
+        change(state, index)
+        if index == fill_in:
+            _fill(Path(folder) / "ballast")
+
+    flow: Pipeline[Any] = Pipeline("filling", advance, total=steps)
+
+    async def main() -> None:
+        async with _open(url(kind, Path(folder))) as rt:
+            try:
+                result = await rt.run(flow, first_state(seed, padding), id="run")
+            except StoreUnavailableError as error:
+                report("unavailable", message=str(error))
+            else:
+                report("result", value=repr(result))
+
+    asyncio.run(main())
+
+
+def forking(report: Reporter, *, kind: str, folder: str, seed: int) -> None:
+    """Forks in the middle of its life: what the child inherited, and what it may do with it."""
+    _set_up(report, None)
+    place, flow = url(kind, Path(folder)), pipeline("plain", 4)
+    store = locate(place)
+
+    async def in_child(rt: Runtime) -> None:
+        try:
+            await rt.get("before")
+        except UsageError as error:
+            report("told", message=str(error))
+        (head,) = await store.read_heads(["before"])
+        report("read", seq=head and head.seq, status=head and head.status)
+        async with Runtime(place) as own:
+            report("ran", value=repr(await own.run(flow, first_state(seed), id="of-child")))
+
+    async def main() -> None:
+        async with _open(store) as rt:
+            await rt.run(flow, first_state(seed), id="before")
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    asyncio.run(in_child(rt))
+                    code = 0
+                finally:
+                    os._exit(code)
+            _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+            report("child ended", status=status)
+            report("result", value=repr(await rt.run(flow, first_state(seed), id="after")))
+
+    asyncio.run(main())
+
+
+PROGRAMS: dict[str, Callable[..., None]] = {
+    "plain": plain,
+    "scenario": scenario,
+    "stoppable": stoppable,
+    "filling": filling,
+    "forking": forking,
+}

@@ -1,0 +1,16 @@
+"""A worker that was stopped past its lease finds its run taken over, and says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import stopped
+from .nursery import Nursery
+
+
+def test_the_late_write_of_a_stopped_worker_is_refused(
+    kind: str, tmp_path: Path, nursery: Nursery, other_nursery: Nursery
+) -> None:
+    told = stopped.torture(kind, 7, tmp_path / "place", nursery, other_nursery)
+    assert "taken over by another process" in told
+    assert "late write was refused" in told
