@@ -1,0 +1,96 @@
+"""Damage inside a sound SQLite file: found by checksum and order, named, never built on; other runs go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from holdfast import Pipeline, Runtime
+from holdfast.errors import RunInterruptedError, StoreDamagedError
+
+from . import victim
+
+STEPS, STOPS_AT, SEED = 8, 6, 5
+Tamper = Callable[[apsw.Connection, int], Any]
+
+
+async def leave_unfinished(file: Path, *runs: str) -> None:
+    """Runs that were handed back after STOPS_AT steps."""
+    for run in runs:
+        async with Runtime(f"sqlite:{file}", grace=0.0) as rt:
+
+            async def advance(index: int, state: dict[str, Any], rt: Runtime = rt) -> None:
+                if index == STOPS_AT:
+                    await rt.close()
+                victim.change(state, index)
+
+            with pytest.raises(RunInterruptedError):
+                await rt.run(Pipeline("flow", advance, total=STEPS), victim.first_state(SEED), id=run)
+
+
+def flip_body(db: apsw.Connection, row: int) -> None:
+    """One letter of a state."""
+    db.execute("update entries set body = replace(body, 'step-0', 'step-O') where id = ?", (row,))
+
+
+def flip_cursor(db: apsw.Connection, row: int) -> None:
+    """The position, made one step further."""
+    db.execute("""update entries set cursor = json_set(cursor, '$.step', 9) where id = ?""", (row,))
+
+
+def swap(db: apsw.Connection, row: int) -> None:
+    """Two checkpoints in each other's place."""
+    db.execute("update entries set id = -id where id in (?1, ?1 - 1)", (row,))
+    db.execute("update entries set id = -id - 1 where id = -?1", (row,))
+    db.execute("update entries set id = -id + 1 where id = -(?1 - 1)", (row,))
+
+
+def remove(db: apsw.Connection, row: int) -> None:
+    """One checkpoint gone from the middle."""
+    db.execute("delete from entries where id = ?", (row,))
+
+
+def paste(db: apsw.Connection, row: int) -> None:
+    """The checkpoint of another run at the same place."""
+    for column in ("kind", "fence", "at", "cursor", '"check"', "body"):
+        db.execute(
+            f"update entries set {column} = (select {column} from entries where id = ?) where id = ?",
+            (row + (1 << 32), row),
+        )
+
+
+def reseal_with_older_fence(db: apsw.Connection, row: int) -> None:
+    """What a superseded owner would have left, its checksum right."""
+    from holdfast.core.checksum import seal
+
+    names = "id & 4294967295, kind, at, cursor, body"
+    seq, kind, at, cursor, body = db.execute(f"select {names} from entries where id = ?", (row,)).fetchone()
+    sealed = seal("damaged", seq, kind, 0, at, cursor.encode(), body.encode())
+    db.execute('update entries set fence = 0, "check" = ? where id = ?', (sealed.check, row))
+
+
+@pytest.mark.parametrize("tamper", [flip_body, flip_cursor, swap, remove, paste, reseal_with_older_fence])
+async def test_a_damaged_checkpoint_is_named_and_never_built_on(tmp_path: Path, tamper: Tamper) -> None:
+    file = tmp_path / "runs.db"
+    await leave_unfinished(file, "damaged", "sound")
+    db = apsw.Connection(str(file))
+    tamper(db, 1 << 32 | 4)
+    db.close()
+    began: list[int] = []
+
+    async def advance(index: int, state: dict[str, Any]) -> None:
+        began.append(index)
+        victim.change(state, index)
+
+    flow = Pipeline("flow", advance, total=STEPS)
+    async with Runtime(f"sqlite:{file}") as rt:
+        with pytest.raises(StoreDamagedError) as raised:
+            await rt.run(flow, victim.first_state(SEED), id="damaged")
+        assert (raised.value.run_id, raised.value.seq) in {("damaged", 3), ("damaged", 4)}
+        assert began == []
+        assert repr(await rt.run(flow, victim.first_state(SEED), id="sound")) == victim.expected(SEED, STEPS)
+        assert began == [STOPS_AT, STOPS_AT + 1]
