@@ -89,8 +89,15 @@ class Codec:
 
 
 def dumps(tree: Tree) -> bytes:
-    """The tree as JSON."""
-    return _ENCODER.encode(tree)
+    """The tree as JSON.
+
+    Raises NotStorableError for what no tree of `encode` holds, such as a lone surrogate or an int of
+    5,000 digits, and where the stack is nearly used up.
+    """
+    try:
+        return _ENCODER.encode(tree)
+    except (ValueError, RecursionError, TypeError) as error:
+        raise NotStorableError("state", f"cannot be written as JSON: {error}") from error
 
 
 def canonical(tree: Tree) -> bytes:

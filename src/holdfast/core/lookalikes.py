@@ -5,6 +5,7 @@ Neither pydantic nor attrs is ever imported: a program that has such a type has 
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import sys
@@ -71,11 +72,12 @@ class Model(Attributes):
             if name not in self._private:
                 raise Problem(f"{self.name} was stored with a private attribute {name!r} that it no longer has")
         given = set(parts["set"]) if "set" in parts else {*stored, *extra}
+        fields = self.complete(stored)
         value: Any = object.__new__(self.cls)
-        object.__setattr__(value, "__dict__", self.complete(stored))
+        object.__setattr__(value, "__dict__", fields)
         object.__setattr__(value, "__pydantic_fields_set__", given)
         self._put(value, "__pydantic_extra__", extra if self._allows_extra else None)
-        self._put(value, "__pydantic_private__", self._all_private(private) if self._private else None)
+        self._put(value, "__pydantic_private__", self._all_private(private, fields) if self._private else None)
         return value
 
     def _put(self, value: Any, name: str, item: Any) -> None:
@@ -83,20 +85,22 @@ class Model(Attributes):
         if type(inspect.getattr_static(self.cls, name, None)) is MemberDescriptorType:
             object.__setattr__(value, name, item)
 
-    def _all_private(self, stored: dict[str, Any]) -> dict[str, Any]:
+    def _all_private(self, stored: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
         """The stored private attributes, with those that are new since then filled from their defaults."""
         for name, attribute in self._private.items():
             if name not in stored:
-                default = attribute.get_default()
+                default = _pydantic_default(attribute)(fields)
                 if type(default).__name__ != "PydanticUndefinedType":
                     stored[name] = default
         return stored
 
 
 def _pydantic_default(info: Any) -> Default:
+    if info.default_factory is None:
+        return lambda fields: copy.deepcopy(info.default)
     if getattr(info, "default_factory_takes_validated_data", False):
-        return lambda fields: info.get_default(call_default_factory=True, validated_data=fields)
-    return lambda fields: info.get_default(call_default_factory=True)
+        return lambda fields: info.default_factory(dict(fields))
+    return calling(info.default_factory)
 
 
 class Attrs(Attributes):
@@ -142,9 +146,10 @@ class Kind(Shape):
 
     kind = "kind"
 
-    def __init__(self, cls: type, take: Callable[[Any], Any], build: Callable[[type, Any], Any]) -> None:
+    def __init__(self, cls: type, base: type) -> None:
         super().__init__(cls)
-        self._take, self._build = take, build
+        self._base = dict if base is OrderedDict else base
+        self._take, self._build = _KINDS[base]
         self._slots = tuple(
             name
             for base in cls.__mro__
@@ -159,6 +164,8 @@ class Kind(Shape):
         return {"v": self._take(value)}
 
     def build(self, parts: Parts) -> Any:
+        if type(parts["v"]) is not self._base:
+            raise Problem(f"is damaged: {self.name} is a kind of {self._base.__name__}, which it does not hold")
         return self._build(self.cls, parts["v"])
 
 
@@ -194,7 +201,7 @@ def kind_of(cls: type) -> type | None:
 def kind_shape(cls: type) -> Shape | None:
     """The shape of a subclass of a builtin; None when it may hold more than its builtin value shows."""
     if cls is OrderedDict:
-        return Kind(cls, *_KINDS[OrderedDict])
+        return Kind(cls, OrderedDict)
     if not cls.__flags__ & _HEAP_TYPE or issubclass(cls, defaultdict):
         return None
-    return next((Kind(cls, *ways) for base, ways in _KINDS.items() if issubclass(cls, base)), None)
+    return next((Kind(cls, base) for base in _KINDS if issubclass(cls, base)), None)

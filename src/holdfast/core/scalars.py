@@ -61,18 +61,18 @@ def _take_date(value: date) -> Mark:
 
 
 def _take_moment(value: datetime | time) -> Mark:
-    mark: Mark = {"$": type(value).__name__, "v": value.isoformat()}
     zone = value.tzinfo
+    mark: Mark = {"$": type(value).__name__, "v": value.replace(tzinfo=None).isoformat()}
     if type(zone) is ZoneInfo:
         if zone.key is None:
             raise Problem("a ZoneInfo without a key cannot be stored. Use ZoneInfo(name)")
-        mark["v"] = value.replace(tzinfo=None).isoformat()
         mark["zone"] = text(zone.key)
     elif type(zone) is timezone:
         offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
         if offset.microseconds:  # Python reads some of these offsets back as UTC.
-            mark["v"] = value.replace(tzinfo=None).isoformat()
             mark["offset"] = _parts(offset)
+        else:
+            mark["v"] = value.isoformat()
         if name:
             mark["name"] = text(name[0])
     elif zone is not None:
