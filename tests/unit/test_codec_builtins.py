@@ -209,13 +209,13 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(values)
 def test_any_value_comes_back_exactly(value: Any) -> None:
     assert exactly(there_and_back(value)) == exactly(value)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_any_float_keeps_its_bits(value: float) -> None:
     assert struct.pack("d", there_and_back(value)) == struct.pack("d", value)

@@ -175,7 +175,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(values, values)
 def test_an_earlier_tree_never_changes_what_is_stored(old: Any, new: Any) -> None:
     tree = CODEC.encode(old)
@@ -185,7 +185,7 @@ def test_an_earlier_tree_never_changes_what_is_stored(old: Any, new: Any) -> Non
     assert dumps(tree) == before
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(values, st.lists(values, min_size=1, max_size=4), st.integers(0, 9), st.integers(0, 3))
 def test_lists_that_were_cut_and_filled_are_stored_exactly(first: Any, items: list[Any], at: int, cut: int) -> None:
     old = [first, *items, first, *items]

@@ -164,6 +164,43 @@ class Name(str):
     __slots__ = ()
 
 
+class Count(int):
+    pass
+
+
+class Blob(bytes):
+    pass
+
+
+class Row(tuple[int, ...]):
+    __slots__ = ()
+
+
+class Labels(set[str]):
+    pass
+
+
+class Fixed(frozenset[str]):
+    pass
+
+
+class Contrary(OrderedDict[str, int]):
+    """Says of itself what is not so."""
+
+    def __setitem__(self, key: str, value: int) -> None:
+        super().__setitem__(key, -value)
+
+    def __getitem__(self, key: str) -> int:
+        return 99
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+class Table(dict[str, int]):
+    __iter__ = __getitem__ = keys = items = None  # type: ignore[assignment]
+
+
 def worked() -> Worked:
     value = Worked(5)
     value.count, value.total = 9, 4
@@ -184,6 +221,7 @@ VALUES: list[Any] = [
     secretive(), Model.model_construct(name=7, inner="not validated"), Loose(b=[1]), Loose(a=2), Numbers([1, 2]),
     Slotted(1, [2]), Plain(1), Pair(1, Report("p")), Old(1, 2),
     Metres(-0.0), Tags(["a"]), Name("n"), OrderedDict(b=1, a=2), Counter("hello"),
+    Count(-1), Count(2**70), Blob(b"x"), Row((1, 2)), Labels({"b", "a"}), Fixed({"a"}),
 ]  # fmt: skip
 TYPES = {type(value) for value in VALUES}
 
@@ -251,6 +289,15 @@ def test_a_class_that_keeps_its_hash_can_be_hashed_again() -> None:
 def test_the_arguments_of_a_generic_are_not_data() -> None:
     codec = Codec([Box])
     assert codec.decode(codec.encode(Box[int](1))) == Box(1)
+
+
+def test_a_kind_of_dict_is_stored_as_it_is_whatever_it_says_of_itself() -> None:
+    codec = Codec([Contrary, Table])
+    contrary, table = codec.decode(codec.encode([Contrary(a=1, b=2), Table(a=1)]))
+    assert type(contrary) is Contrary
+    assert [(key, dict.__getitem__(contrary, key)) for key in OrderedDict.__iter__(contrary)] == [("a", -1), ("b", -2)]
+    assert type(table) is Table
+    assert dict.items(table) == {"a": 1}.items()
 
 
 def test_the_order_of_an_ordered_dict_is_its_own() -> None:

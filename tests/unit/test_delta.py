@@ -169,7 +169,7 @@ def test_any_change_is_done_again_exactly(old: Any, new: Any) -> None:
     assert (exactly(old), exactly(new)) == before
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(leaves | st.dictionaries(keys, leaves, max_size=2), max_size=8), st.data())
 def test_any_cutting_and_filling_of_a_list_is_done_again_exactly(old: list[Any], data: st.DataObject) -> None:
     new = copy.deepcopy(old)
@@ -179,7 +179,7 @@ def test_any_cutting_and_filling_of_a_list_is_done_again_exactly(old: list[Any],
     assert exactly(replay({"l": old}, {"l": new})) == exactly({"l": new})
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     trees, st.lists(st.tuples(st.sampled_from(["set", "del", "append", "splice"]), trees, trees) | trees, max_size=3)
 )

@@ -123,7 +123,6 @@ class Attrs(Attributes):
             for name, member in base.__dict__.items()
             if type(member) is MemberDescriptorType
         )
-
         # Such a class computes its hash once, and expects to find the place for it.
         names: tuple[str, ...] = getattr(getattr(cls.__hash__, "__code__", None), "co_names", ())
         self._caches_hash = _CACHED_HASH in names
@@ -175,6 +174,11 @@ def _fill(base: Any, add: Callable[[Any, Any], None], cls: type, content: Any) -
     return value
 
 
+def _set_in_order(value: OrderedDict[Any, Any], content: dict[Any, Any]) -> None:
+    for key, item in content.items():
+        OrderedDict.__setitem__(value, key, item)
+
+
 # The builtin's own methods are called, never those that a subclass may have put over them.
 _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[type, Any], Any]]] = {
     int: (int.__pos__, int.__new__),
@@ -186,8 +190,8 @@ _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[[type, Any], Any]]] = {
     set: (lambda value: set(set.__iter__(value)), functools.partial(_fill, set, set.update)),
     list: (lambda value: list(list.__iter__(value)), functools.partial(_fill, list, list.extend)),
     OrderedDict: (
-        lambda value: dict(OrderedDict.items(value)),
-        functools.partial(_fill, OrderedDict, OrderedDict.update),
+        lambda value: {key: dict.__getitem__(value, key) for key in OrderedDict.__iter__(value)},
+        functools.partial(_fill, OrderedDict, _set_in_order),
     ),
     dict: (lambda value: dict(dict.items(value)), functools.partial(_fill, dict, dict.update)),
 }
