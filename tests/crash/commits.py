@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from . import victim
+from . import scenarios, steps
 from .invariants import Witness, check_result
 from .nursery import Nursery
 from .stores import url
@@ -32,7 +32,7 @@ def count(kind: str, name: str, seed: int, folder: Path, nursery: Nursery) -> in
     reports = nursery.run("scenario", **_arguments(kind, name, seed, place))
     last = reports[-1]
     assert last["what"] == "result", f"{name} ended with {last}"
-    check_result(name, last["value"], victim.scenario_result(name, seed))
+    check_result(name, last["value"], scenarios.scenario_result(name, seed))
     return int(last["commits"])
 
 
@@ -73,7 +73,7 @@ def kill_at(kind: str, name: str, seed: int, place: Path, nursery: Nursery, phas
     """One kill and what comes after it; whether there was a kill at all."""
     (place / "store").mkdir(parents=True)
     arguments = _arguments(kind, name, seed, place)
-    names = [victim.name_of(index) for index in range(victim.STEPS + 5)]
+    names = [steps.name_of(index) for index in range(scenarios.STEPS + 5)]
     witness = Witness(kind, place / "store", place / "copy", place / "ledger", names=names)
     witness.drops_history = name in DROPS_HISTORY
     witness.deletes = frozenset({"a"} if name == "delete" else ())
@@ -82,14 +82,14 @@ def kill_at(kind: str, name: str, seed: int, place: Path, nursery: Nursery, phas
     source = _source(witness, name)
     reports = nursery.run("scenario", **arguments)
     _watch(witness, reports)
-    check_result(name, reports[-1]["value"], victim.scenario_result(name, seed))
+    check_result(name, reports[-1]["value"], scenarios.scenario_result(name, seed))
     assert not source or source == _source(witness, name), "the source of the fork was changed"
     # And once more, because a run that has ended gives its result and does nothing.
     starts = witness.starts
     again = nursery.run("scenario", **arguments)
     _watch(witness, again)
     assert witness.starts == starts, "a finished run began a step again"
-    check_result(name, again[-1]["value"], victim.scenario_result(name, seed))
+    check_result(name, again[-1]["value"], scenarios.scenario_result(name, seed))
     return child.status == -signal.SIGKILL
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import victim
+from . import steps
 from .invariants import Witness, check_result
 from .nursery import Child, Nursery, Report, result_of
 from .stores import url
@@ -48,7 +48,7 @@ def _one_store(
     """A few runs on one store: what is done to one must not touch the others."""
     chance = random.Random(seed)
     (place / "store").mkdir(parents=True)
-    names = [victim.name_of(index) for index in range(STEPS)]
+    names = [steps.name_of(index) for index in range(STEPS)]
     witness = Witness(kind, place / "store", place / "copy", place / "ledger", names=names)
     for number in range(RUNS_PER_STORE):
         arguments = {
@@ -71,7 +71,7 @@ def _one_store(
         if result is None:
             result = result_of(nursery.run("plain", **arguments))
             witness.look()
-        check_result(arguments["run"], result, victim.expected(arguments["seed"], STEPS))
+        check_result(arguments["run"], result, steps.expected(arguments["seed"], STEPS))
         assert witness.seen[arguments["run"]].head.status == "completed"
         figures.runs += 1
     figures.starts += witness.starts

@@ -1,4 +1,4 @@
-"""Part 3: power cuts on SQLite. Real runs are traced, and crash images made of the trace are opened."""
+"""Part 3: power cuts. Real runs are traced, and crash images made of the trace are opened."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from typing import Any, Literal
 from unittest import mock
 
 from holdfast import CheckpointPolicy, Pipeline, Runtime
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StoreDamagedError
 from holdfast.model import Claim, Commit, Entry, Head, Owner, Query, Reply
+from holdfast.store.base import Store
+from holdfast.store.files import FilesStore
+from holdfast.store.locate import locate
 from holdfast.store.sqlite import SqliteStore, wal
 
-from . import victim
+from . import steps
 from .invariants import all_heads, check_log, check_result
-from .tracing import Disk, Op, Trace, TracingVFS, write_image
+from .stores import url
+from .tracing import DatabaseDisk, Op, Trace, TracingVFS
+from .tracing_files import FolderDisk, Watch
 
 Durability = Literal["power", "process"]
 STEPS = 12
@@ -32,7 +37,7 @@ class Cuts:
 
     def __init__(self) -> None:
         self.cuts = self.acknowledged = self.resumed = self.traces = 0
-        self.cuts_that_lost = self.lost = self.lost_at_most = 0
+        self.cuts_that_lost = self.lost = self.lost_at_most = self.damaged = 0
         self.seconds = 0.0
 
     def count(self, witnessed: Witnessed, lost: int) -> None:
@@ -44,82 +49,98 @@ class Cuts:
         self.lost_at_most = max(self.lost_at_most, lost)
 
 
-class AcknowledgingStore(SqliteStore):
+class Acknowledging(Store):
     """Writes into the trace what it has acknowledged, at the moment it does."""
 
-    def __init__(self, path: Path, vfs: TracingVFS, durability: Durability) -> None:
-        super().__init__(path, vfs=vfs.name, durability=durability)
-        self._trace = vfs.trace
+    trace: Trace
 
-    def _note(self, batch: Sequence[Commit], replies: list[Reply] | None) -> list[Reply] | None:
+    def _acknowledge(self, batch: Sequence[Commit], replies: list[Reply] | None) -> list[Reply] | None:
         for commit, reply in zip(batch, replies or (), strict=False):
             if reply.refused is None:
                 for entry in commit.entries:
-                    self._trace.append(Op("acknowledged", note=(commit.run, entry)))
+                    self.trace.append(Op("acknowledged", note=(commit.run, entry)))
         return replies
 
     def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
-        return self._note(batch, super().try_commit(batch))
+        return self._acknowledge(batch, super().try_commit(batch))
 
     async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
         replies = await super().commit(batch)
-        self._note(batch, replies)
+        self._acknowledge(batch, replies)
         return replies
 
     async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
         claims = await super().claim_runs(query, owner)
         for claim in claims:
-            self._trace.append(Op("claimed", note=(claim.head.id, claim.head.fence)))
+            self.trace.append(Op("claimed", note=(claim.head.id, claim.head.fence)))
         return claims
 
     def beat(self, owner: Owner, lease: float) -> None:
         super().beat(owner, lease)
-        self._trace.append(Op("beat"))
+        self.trace.append(Op("beat"))
 
 
 def flows(seed: int) -> list[tuple[str, Pipeline[Any], dict[str, Any], str]]:
     """The runs that are traced together: id, flow, input, what they must come to."""
     forgetful = CheckpointPolicy(keep_latest=2)
     return [
-        ("small", victim.pipeline("small", STEPS), victim.first_state(seed), victim.expected(seed, STEPS)),
+        ("small", steps.pipeline("small", STEPS), steps.first_state(seed), steps.expected(seed, STEPS)),
         (
             "retries",
-            victim.pipeline("retries", STEPS, fails={3: 1}),
-            victim.first_state(seed),
-            victim.expected(seed, STEPS),
+            steps.pipeline("retries", STEPS, fails={3: 1}),
+            steps.first_state(seed),
+            steps.expected(seed, STEPS),
         ),
         (
             "forgetful",
-            victim.pipeline("forgetful", STEPS, policy=forgetful),
-            victim.first_state(seed, 3000),
-            victim.expected(seed, STEPS, 3000),
+            steps.pipeline("forgetful", STEPS, policy=forgetful),
+            steps.first_state(seed, 3000),
+            steps.expected(seed, STEPS, 3000),
         ),
     ]
 
 
-def record(seed: int, durability: Durability, folder: Path) -> Trace:
+class TracedSqlite(Acknowledging, SqliteStore):
+    """A SQLite store that is traced."""
+
+
+class TracedFiles(Acknowledging, FilesStore):
+    """A store in files that is traced."""
+
+
+def record(kind: str, seed: int, durability: Durability, folder: Path) -> Trace:
     """The trace of a few runs at once, the store closed and opened again in the middle."""
-    vfs, chance = TracingVFS(), random.Random(f"trace/{seed}")
+    chance = random.Random(f"trace/{seed}")
     folder.mkdir(parents=True)
-
-    async def main() -> None:
-        store = AcknowledgingStore(folder / "runs.db", vfs, durability)
-        async with Runtime(store, grace=0.0) as rt:
-            await rt.run(*flows(seed)[0][1:3], id="before")
-            started = [await rt.start(flow, state, id=run) for run, flow, state, _ in flows(seed)]
-            if chance.random() < 0.5:
-                await started[0].result()
-        async with Runtime(store, grace=0.0) as rt:
-            await asyncio.gather(*(rt.run(flow, state, id=run) for run, flow, state, _ in flows(seed)))
-
+    if kind == "file":
+        watch = Watch(folder)
+        files = TracedFiles(folder / "runs", durability=durability)
+        files.trace = watch.trace
+        with watch.installed():
+            asyncio.run(_runs(files, seed, chance))
+        return watch.trace
+    vfs = TracingVFS()
+    database = TracedSqlite(folder / "runs.db", durability=durability, vfs=vfs.name)
+    database.trace = vfs.trace
     # The log is moved into the file often, so that many cuts hit a moment when that is under way.
     with mock.patch.object(wal, "MOVE_AT_PAGES", chance.choice([10, 40, 200, 1000])):
-        asyncio.run(main())
+        asyncio.run(_runs(database, seed, chance))
     vfs.unregister()
     return vfs.trace
 
 
+async def _runs(store: Store, seed: int, chance: random.Random) -> None:
+    async with Runtime(store, grace=0.0) as rt:
+        await rt.run(*flows(seed)[0][1:3], id="before")
+        started = [await rt.start(flow, state, id=run) for run, flow, state, _ in flows(seed)]
+        if chance.random() < 0.5:
+            await started[0].result()
+    async with Runtime(store, grace=0.0) as rt:
+        await asyncio.gather(*(rt.run(flow, state, id=run) for run, flow, state, _ in flows(seed)))
+
+
 def torture(
+    kind: str,
     cuts: int,
     seed: int,
     folder: Path,
@@ -130,34 +151,47 @@ def torture(
     """Cut the power `cuts` times. Raises AssertionError with the place when something is wrong.
 
     With durability="process" lost commits are counted instead: the last ones may be gone, but never more
-    than the end of a log, and the file must be sound.
+    than the end of a log, and a SQLite file must be sound (of plain files, runs may be damaged, and say so).
     """
     figures, begun = Cuts(), time.perf_counter()
     image = folder / "image"
     while figures.cuts < cuts:
         number = seed * 1000 + figures.traces
-        trace = record(number, durability, folder / f"trace-{number}")
-        chance, witnessed = random.Random(f"cuts/{number}"), Witnessed(trace)
+        trace = record(kind, number, durability, folder / f"trace-{number}")
+        chance, witnessed = random.Random(f"cuts/{number}"), Witnessed(kind, trace)
         share = min(CUTS_PER_TRACE, cuts - figures.cuts)
         for point in sorted(_point(trace, chance) for _ in range(share)):
             witnessed.play_to(point)
             witnessed.write_image(image, chance)
             try:
-                lost, fence_fell = asyncio.run(witnessed.count_lost(image))
-                assert durability == "process" or not lost, f"{lost} acknowledged entries are gone"
-                assert durability == "process" or not fence_fell, "a fence fell"
-                if figures.cuts % RESUME_EVERY == 0:
-                    asyncio.run(_resume(image, number))
+                lost = _count_lost(kind, durability, witnessed, image, figures)
+                if lost is not None and figures.cuts % RESUME_EVERY == 0:
+                    asyncio.run(_resume(kind, image, number))
                     figures.resumed += 1
             except (AssertionError, HoldfastError) as error:
                 raise AssertionError(f"trace {number}, cut at {point} of {len(trace)}: {error}") from error
             shutil.rmtree(image)
-            figures.count(witnessed, lost)
+            figures.count(witnessed, lost or 0)
             progress(figures)
         shutil.rmtree(folder / f"trace-{number}")
         figures.traces += 1
     figures.seconds = time.perf_counter() - begun
     return figures
+
+
+def _count_lost(kind: str, durability: Durability, witnessed: Witnessed, image: Path, figures: Cuts) -> int | None:
+    """How many acknowledged entries an image lacks; None for damage that may be."""
+    try:
+        lost, fence_fell = asyncio.run(witnessed.count_lost(image))
+    except StoreDamagedError:
+        if (kind, durability) != ("file", "process"):
+            raise
+        figures.damaged += 1
+        return None
+    if durability == "power":
+        assert not lost, f"{lost} acknowledged entries are gone"
+        assert not fence_fell, "a fence fell"
+    return lost
 
 
 def _point(trace: Trace, chance: random.Random) -> int:
@@ -169,9 +203,9 @@ def _point(trace: Trace, chance: random.Random) -> int:
 class Witnessed:
     """A trace as far as it was played: the disk, and what the program had been told by then."""
 
-    def __init__(self, trace: Trace) -> None:
-        self._trace, self._at = trace, 0
-        self._disk = Disk()
+    def __init__(self, kind: str, trace: Trace) -> None:
+        self._kind, self._trace, self._at = kind, trace, 0
+        self._disk = DatabaseDisk() if kind == "sqlite" else FolderDisk()
         self.entries: dict[str, dict[int, Entry]] = {}
         self.fences: Counter[str] = Counter()
         self._has_owner = False
@@ -192,18 +226,21 @@ class Witnessed:
 
     def write_image(self, folder: Path, chance: random.Random) -> None:
         """What a power cut at this moment might leave."""
-        owners = {"runs.db-owners": b""} if self._has_owner else {}
-        write_image(self._disk.image(chance) | owners, folder)
+        self._disk.write_image(folder, chance)
+        if self._has_owner and self._kind == "sqlite":
+            (folder / "runs.db-owners").touch()  # no part of the database, so it is in no trace
 
     async def count_lost(self, image: Path) -> tuple[int, bool]:
         """How many acknowledged entries are gone from an image, and whether a fence fell.
 
-        Raises AssertionError or StoreDamagedError when it is not sound.
+        Raises StoreDamagedError or AssertionError when it is not sound.
         """
-        store = SqliteStore(image / "runs.db")
+        store = locate(url(self._kind, image))
         await store.open()
         try:
-            assert (problems := await store.inspect()) == [], f"the store's own check found {problems}"
+            problems = [text for _, text in await store.inspect() if "did not finish" not in text]
+            if problems:
+                raise StoreDamagedError(None, None, f"the store's own check found {problems}")
             heads = {head.id: head for head in await all_heads(store)}
             for head in heads.values():
                 self._check_run(head, await store.read_entries(head.id))
@@ -222,8 +259,8 @@ class Witnessed:
             assert same, f"{head.id}@{seq} is another one than was acknowledged"
 
 
-async def _resume(image: Path, seed: int) -> None:
+async def _resume(kind: str, image: Path, seed: int) -> None:
     """Everything goes on from what is left, to the result of the undisturbed run."""
-    async with Runtime(SqliteStore(image / "runs.db", durability="process")) as rt:
+    async with Runtime(url(kind, image), durability="process") as rt:
         for run, flow, state, expected in flows(seed):
             check_result(run, repr(await rt.run(flow, state, id=run)), expected)

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from . import victim
+from . import steps
 from .invariants import Witness, check_result
 from .nursery import Nursery, result_of
 from .stores import url
@@ -26,8 +26,8 @@ def torture(kind: str, seed: int, place: Path, sleeper: Nursery, other: Nursery)
     stopped.signal(signal.SIGSTOP)
     # The other one waits until the lease has run out: the stopped process still holds its lock.
     result = result_of(other.run("stoppable", **arguments, gate=None))
-    check_result("run", result, victim.expected(seed, STEPS))
-    names = [victim.name_of(index) for index in range(STEPS)]
+    check_result("run", result, steps.expected(seed, STEPS))
+    names = [steps.name_of(index) for index in range(STEPS)]
     witness = Witness(kind, place / "store", place / "copy", place / "ledger", names=names)
     before = witness.look()["run"]
     stopped.signal(signal.SIGCONT)

@@ -17,13 +17,13 @@ from holdfast import CheckpointPolicy, Pipeline, Runtime, current_run, faults
 from holdfast.errors import StoreUnavailableError
 from holdfast.store.base import Store
 
-from . import victim
 from .broken_disk import FAULTS, BrokenDisk, store_on
 from .nursery import Nursery, result_of
+from .steps import change, expected, first_state, name_of
 
 STEPS, BREAKS_IN, SEED = 8, 4, 7
-INPUT = victim.first_state(SEED)
-RESULT = victim.expected(SEED, STEPS)
+INPUT = first_state(SEED)
+RESULT = expected(SEED, STEPS)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ class Steps:
         """One step."""
         self.began[index] += 1
         self.keys.setdefault(index, set()).add(current_run().idempotency_key)
-        victim.change(state, index)
+        change(state, index)
         self.during.pop(index, lambda: None)()
 
 
@@ -99,7 +99,7 @@ async def check_last_good_step(rt: Runtime) -> None:
     assert run.step == BREAKS_IN
     last = await rt.load("run")
     assert last is not None
-    assert last.state["done"] == [victim.name_of(index) for index in range(BREAKS_IN)]
+    assert last.state["done"] == [name_of(index) for index in range(BREAKS_IN)]
 
 
 def check_attempts(steps: Steps) -> None:
@@ -182,4 +182,4 @@ def test_a_run_on_a_disk_that_is_really_full_goes_on_in_a_new_process_once_there
     (small_disk / "ballast").unlink()
     mended = nursery.run("filling", **arguments, fill_in=None)
     assert [report["step"] for report in mended if report["what"] == "started"] == list(range(BREAKS_IN, STEPS))
-    assert result_of(mended) == victim.expected(SEED, STEPS, 20_000)
+    assert result_of(mended) == expected(SEED, STEPS, 20_000)

@@ -12,7 +12,7 @@ import pytest
 from holdfast import Pipeline, Runtime
 from holdfast.errors import RunInterruptedError, StoreDamagedError
 
-from . import victim
+from . import steps
 
 STEPS, STOPS_AT, SEED = 8, 6, 5
 Tamper = Callable[[apsw.Connection, int], Any]
@@ -26,10 +26,10 @@ async def leave_unfinished(file: Path, *runs: str) -> None:
             async def advance(index: int, state: dict[str, Any], rt: Runtime = rt) -> None:
                 if index == STOPS_AT:
                     await rt.close()
-                victim.change(state, index)
+                steps.change(state, index)
 
             with pytest.raises(RunInterruptedError):
-                await rt.run(Pipeline("flow", advance, total=STEPS), victim.first_state(SEED), id=run)
+                await rt.run(Pipeline("flow", advance, total=STEPS), steps.first_state(SEED), id=run)
 
 
 def flip_body(db: apsw.Connection, row: int) -> None:
@@ -84,13 +84,13 @@ async def test_a_damaged_checkpoint_is_named_and_never_built_on(tmp_path: Path, 
 
     async def advance(index: int, state: dict[str, Any]) -> None:
         began.append(index)
-        victim.change(state, index)
+        steps.change(state, index)
 
     flow = Pipeline("flow", advance, total=STEPS)
     async with Runtime(f"sqlite:{file}") as rt:
         with pytest.raises(StoreDamagedError) as raised:
-            await rt.run(flow, victim.first_state(SEED), id="damaged")
+            await rt.run(flow, steps.first_state(SEED), id="damaged")
         assert (raised.value.run_id, raised.value.seq) in {("damaged", 3), ("damaged", 4)}
         assert began == []
-        assert repr(await rt.run(flow, victim.first_state(SEED), id="sound")) == victim.expected(SEED, STEPS)
+        assert repr(await rt.run(flow, steps.first_state(SEED), id="sound")) == steps.expected(SEED, STEPS)
         assert began == [STOPS_AT, STOPS_AT + 1]

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast import Pipeline, Runtime
 
-from . import victim
+from . import steps
 from .nursery import Nursery, result_of
 from .stores import url
 
@@ -30,7 +30,7 @@ def test_a_dead_owner_is_recognised_at_once_and_not_when_its_lease_runs_out(
     again = nursery.start("plain", **arguments)
     assert again.wait_for("started")["step"] >= 5
     assert time.monotonic() - begun < 10
-    assert result_of(again.finish()) == victim.expected(1, 12)
+    assert result_of(again.finish()) == steps.expected(1, 12)
 
 
 def test_a_forked_child_reads_with_the_store_it_inherited_and_needs_a_runtime_of_its_own(
@@ -39,9 +39,9 @@ def test_a_forked_child_reads_with_the_store_it_inherited_and_needs_a_runtime_of
     reports = {report["what"]: report for report in nursery.run("forking", kind=kind, folder=str(tmp_path), seed=3)}
     assert "Open a new one in the child process" in reports["told"]["message"]
     assert reports["read"]["status"] == "completed"
-    assert reports["ran"]["value"] == victim.expected(3, 4)
+    assert reports["ran"]["value"] == steps.expected(3, 4)
     assert reports["child ended"]["status"] == 0
-    assert reports["result"]["value"] == victim.expected(3, 4)
+    assert reports["result"]["value"] == steps.expected(3, 4)
 
 
 async def test_two_runtimes_of_one_process_share_a_store_and_each_step_runs_once(kind: str, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ async def test_two_runtimes_of_one_process_share_a_store_and_each_step_runs_once
     def advance_of(run: str) -> Any:
         async def advance(index: int, state: dict[str, Any]) -> None:
             began.append((run, index))
-            victim.change(state, index)
+            steps.change(state, index)
             await asyncio.sleep(0)
 
         return advance
@@ -60,7 +60,7 @@ async def test_two_runtimes_of_one_process_share_a_store_and_each_step_runs_once
     store = url(kind, tmp_path)
     async with Runtime(store) as one, Runtime(store) as two:
         # Both are asked for every run: whoever comes second joins.
-        asked = [rt.run(flows[run], victim.first_state(9), id=run) for run in runs for rt in (one, two)]
+        asked = [rt.run(flows[run], steps.first_state(9), id=run) for run in runs for rt in (one, two)]
         results = await asyncio.gather(*asked)
-    assert {repr(result) for result in results} == {victim.expected(9, 10)}
+    assert {repr(result) for result in results} == {steps.expected(9, 10)}
     assert sorted(began) == [(run, index) for run in runs for index in range(10)]

@@ -102,7 +102,7 @@ class TracingFile(apsw.VFSFile):
         self._trace.synced(self._file, begun_at)
 
 
-class Disk:
+class DatabaseDisk:
     """What the disk holds for sure as a trace is played, and what is still on its way."""
 
     def __init__(self) -> None:
@@ -136,9 +136,9 @@ class Disk:
         self._sure.pop(file, None)
         self._unsure.pop(file, None)
 
-    def image(self, chance: random.Random) -> dict[str, bytes]:
+    def write_image(self, folder: Path, chance: random.Random) -> None:
         """The files as a power cut at this moment might leave them."""
-        files = {}
+        folder.mkdir()
         keep = chance.choice([0.0, 0.3, 0.5, 0.8, 1.0])
         gone = {op.file for op in self._names if chance.random() < 0.5}
         for file, sure in self._sure.items():
@@ -147,8 +147,7 @@ class Disk:
                 for _, op in self._unsure.get(file, []):
                     for part in survivors(op, chance, keep):
                         apply(content, part)
-                files[file] = bytes(content)
-        return files
+                (folder / file).write_bytes(content)
 
 
 def survivors(op: Op, chance: random.Random, keep: float) -> Sequence[Op]:
@@ -174,10 +173,3 @@ def apply(content: bytearray, op: Op) -> None:
     else:
         content.extend(bytes(max(op.offset - len(content), 0)))
         content[op.offset : op.offset + len(op.data)] = op.data
-
-
-def write_image(files: dict[str, bytes], folder: Path) -> None:
-    """Put the files into a new folder."""
-    folder.mkdir(parents=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
