@@ -55,7 +55,7 @@ def torture(
             place = folder / f"{kind}-{name}-{phase}-{number}"
             try:
                 killed = kill_at(kind, name, seed, place, nursery, phase, number)
-            except AssertionError as error:
+            except Exception as error:
                 raise AssertionError(f"killed {phase} commit {number} of {name}: {error}") from error
             assert killed, f"{name} makes {figures.commits} commits, but nothing stands {phase} the {number}. of them"
             figures.kills += 1

@@ -35,7 +35,7 @@ def torture(
         place = folder / f"{kind}-{series}"
         try:
             _one_store(kind, kills, f"{seed}/{kind}/{series}", place, nursery, figures, progress)
-        except AssertionError as error:
+        except Exception as error:
             raise AssertionError(f"store {series}, after {figures.kills} kills: {error}") from error
         series += 1
     figures.seconds = time.perf_counter() - begun
@@ -75,6 +75,19 @@ def _one_store(
         assert witness.seen[arguments["run"]].head.status == "completed"
         figures.runs += 1
     figures.starts += witness.starts
+    _check_leftovers(kind, place / "store", figures.kills)
+
+
+def _check_leftovers(kind: str, folder: Path, kills: int) -> None:
+    """What killed processes leave behind stays bounded."""
+    if kind == "sqlite":
+        names = {"runs.db", "runs.db-wal", "runs.db-shm", "runs.db-owners"}
+        assert {file.name for file in folder.iterdir()} <= names
+        assert sum(file.stat().st_size for file in folder.iterdir()) < 32_000_000
+    else:
+        begun = [file for file in folder.rglob("*") if file.name.startswith((".new-", ".gone-"))]
+        assert len(begun) <= kills
+        assert len(list(folder.rglob("*.tmp"))) <= 2 * RUNS_PER_STORE + kills
 
 
 def kill_somewhere(child: Child, chance: random.Random, figures: Kills) -> list[Report]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from holdfast import CheckpointPolicy, Runtime
-from holdfast.errors import RunPausedError
+from holdfast.errors import RunCancelledError, RunFailedError, RunPausedError
 
-from .steps import expected, first_state, pipeline
+from .steps import Outside, expected, first_state, name_of, pipeline
 
 STEPS = 7
 
@@ -31,6 +32,30 @@ async def pause_and_resume(rt: Runtime, seed: int) -> Any:
         with suppress(RunPausedError):
             return await rt.run(flow, first_state(seed), id="a")
         await rt.resume("a")
+
+
+async def fail_and_resume(rt: Runtime, seed: int) -> Any:
+    """The fourth step fails for good the first time it is tried; the run is resumed whenever it has failed."""
+
+    def fail_once() -> None:
+        assert Outside.ledger is not None
+        if Path(Outside.ledger).read_text().count(f" {name_of(3)} ") == 1:
+            raise OSError("once")
+
+    flow = pipeline("failing", STEPS, also={3: fail_once})
+    while True:
+        with suppress(RunFailedError):
+            return await rt.run(flow, first_state(seed), id="a")
+        await rt.resume("a")
+
+
+async def cancel_in_the_middle(rt: Runtime, seed: int) -> Any:
+    """The third step asks for its own run to be cancelled, which is final."""
+    flow = pipeline("cancelled", STEPS, also={2: lambda: rt.cancel("a", "enough")})
+    try:
+        return await rt.run(flow, first_state(seed), id="a")
+    except RunCancelledError as error:
+        return error.reason
 
 
 async def save_every_third(rt: Runtime, seed: int) -> Any:
@@ -91,6 +116,8 @@ SCENARIOS: dict[str, Callable[[Runtime, int], Awaitable[Any]]] = {
     "plain": run_plainly,
     "retries": run_with_retries,
     "pause": pause_and_resume,
+    "fail": fail_and_resume,
+    "cancel": cancel_in_the_middle,
     "every_n": save_every_third,
     "keep_latest": keep_two,
     "on_finish_delete": delete_at_end,
@@ -103,5 +130,7 @@ RESULTS = {"every_n": (STEPS + 1, 0), "keep_latest": (STEPS + 5, 3000)}
 
 def scenario_result(name: str, seed: int) -> str:
     """What a scenario must come to."""
+    if name == "cancel":
+        return repr("enough")
     steps, padding = RESULTS.get(name, (STEPS, 0))
     return expected(seed, steps, padding)

@@ -40,7 +40,7 @@ class Torture:
         begun = time.perf_counter()
         try:
             yield found
-        except AssertionError as error:
+        except Exception as error:
             self.failed += 1
             command = f"python -m tests.crash.torture --seed {self.options.seed} --store {store} --part {part} {size}"
             print(f"\nFAILED  {title} ({store}): {error}\n        again: {command}", flush=True)
