@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exactly import exactly
-from holdfast.core.codec import Codec, dumps, loads
+from holdfast.core.codec import MAX_DEPTH, Codec, dumps, loads
 from holdfast.core.delta import DeltaError, apply, diff
 
 
@@ -142,6 +142,18 @@ null  1  "set"  {}  [1]  ["set"]  [[]]  [["set"]]  [["set", []]]  [["set", [], 1
 def test_an_operation_that_does_not_fit_is_an_error(written: str) -> None:
     with pytest.raises(DeltaError):
         apply({"l": [1, 2, 3], "t": "text", "n": None}, loads(written.encode()))
+
+
+def test_a_change_below_the_deepest_level_needs_no_stack() -> None:
+    codec = Codec()
+    old: Any = "old"
+    new: Any = "new"
+    for _ in range(MAX_DEPTH // 2):
+        old, new = [{"a": old}], [{"a": new}]
+    tree = codec.encode(old)
+    ops = diff(tree, codec.encode(new, like=tree))
+    assert len(ops[0][1]) < 100
+    assert codec.decode(apply(tree, loads(dumps(ops)))) == new
 
 
 def test_a_change_at_every_level_is_found_in_good_time() -> None:

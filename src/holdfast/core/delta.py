@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from holdfast.core.codec import Tree
 
 _WORTH_APPENDING = 16  # Characters; below that the text is as short as the operation.
-_TRIES = 8
+_TRIES = 8  # Places in a list at which a window may go on; more would be guessing.
+_MAX_PATH = 60  # What is changed further down is written whole: nobody reads such a path, and the stack has an end.
 
 
 class DeltaError(ValueError):
@@ -58,7 +59,7 @@ def apply(tree: Tree, ops: Any) -> Tree:
 
 def _diff(old: Any, new: Any, path: list[Any], ops: list[Any]) -> None:
     kind = type(new)
-    if kind is not type(old) or kind not in (dict, list, str):
+    if kind is not type(old) or kind not in (dict, list, str) or len(path) > _MAX_PATH:
         if not same(old, new):
             ops.append(["set", path, new])
     elif kind is dict:

@@ -219,6 +219,8 @@ def _align(item: Any, following: Sequence[Any], tree: Any, before: Any, waiting:
 
 def _alike(item: Any, old: Any) -> bool:
     """Whether an item looks as if it came from that tree: cheap, and no proof."""
+    if type(old) is dict and MARK in old:
+        item, old = getattr(item, "__dict__", item), old.get("v")
     if type(item) is dict and type(old) is dict and len(item) == len(old):
         return bool(item) and all(
             a is b or type(b) in (dict, list) for a, b in zip(item.values(), old.values(), strict=True)

@@ -15,7 +15,7 @@ from types import BuiltinFunctionType, MemberDescriptorType
 from typing import Any
 
 from holdfast.core.shapes import Attributes, Default, Parts, Shape, always, calling, part
-from holdfast.core.trail import Problem
+from holdfast.core.trail import Problem, shown
 
 _CACHED_HASH = "_attrs_cached_hash"
 _HEAP_TYPE = 1 << 9  # Set for classes that a class statement made (and a few others).
@@ -66,11 +66,12 @@ class Model(Attributes):
         stored = part(parts, "v")
         extra = part(parts, "extra") if "extra" in parts else {}
         private = part(parts, "private") if "private" in parts else {}
-        if extra and not self._allows_extra:
-            raise Problem(f"{self.name} was stored with extra fields, which it no longer allows: {', '.join(extra)}")
+        for name in extra:
+            if not self._allows_extra or type(name) is not str:
+                raise Problem(f"{self.name} was stored with an extra field {shown(name)}, which it no longer allows")
         for name in private:
             if name not in self._private:
-                raise Problem(f"{self.name} was stored with a private attribute {name!r} that it no longer has")
+                raise Problem(f"{self.name} was stored with a private attribute {shown(name)} that it no longer has")
         given = set(parts["set"]) if "set" in parts else {*stored, *extra}
         fields = self.complete(stored)
         value: Any = object.__new__(self.cls)
