@@ -47,7 +47,12 @@ class Loop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="holdfast-loop", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="holdfast-loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns or raises."""
@@ -77,6 +82,7 @@ class Loop:
         """End the thread. Iterators that were not read to their end are closed."""
         self.wait(self._loop.shutdown_asyncgens())
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
 
 class RunHandle(Generic[R]):
@@ -119,7 +125,12 @@ class Runtime:
 
     def __enter__(self) -> Self:
         self._thread = Loop()
-        self._loop.wait(self._runtime.__aenter__())
+        try:
+            self._loop.wait(self._runtime.__aenter__())
+        except BaseException:
+            self._thread.close()
+            self._thread = None
+            raise
         return self
 
     def __exit__(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-APP = '''
+APP = """
 import os
 from dataclasses import dataclass, field
 
@@ -48,7 +48,7 @@ def answer(state):
 
 report = Pipeline("report", [search, analyze, write], state=Report)
 oracle = Pipeline("oracle", [answer])
-'''
+"""
 
 
 class Cli:
@@ -118,7 +118,10 @@ class Cli:
         for process in self._live:
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+                process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
 
 
 @pytest.fixture

@@ -72,7 +72,11 @@ def execute(arguments: Sequence[str]) -> int:
         log.addHandler(_OneLine())
     try:
         try:
-            code = holdfast.main(list(arguments) or ["--help"], prog_name="holdfast", standalone_mode=False)
+            # Not holdfast.main(): that has exit codes of its own for what is caught below.
+            with holdfast.make_context("holdfast", list(arguments) or ["--help"]) as context:
+                code = holdfast.invoke(context)
+        except click.exceptions.Exit as error:
+            code = error.exit_code
         except HoldfastError as error:
             code = _fail(error, code_of(error), arguments)
         except click.ClickException as error:

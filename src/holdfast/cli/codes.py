@@ -53,7 +53,7 @@ MEANING: dict[Exit, str] = {
     Exit.OUTPUT: "the output could not be written; what was asked for was done",
     Exit.BUG: "a bug in Holdfast; HOLDFAST_DEBUG=1 shows the traceback",
     Exit.INTERRUPTED: "interrupted by Ctrl-C; the run was handed back and the same command goes on",
-    Exit.PIPE: "whoever read the output stopped reading, as `| head -1` does",
+    Exit.PIPE: "whoever read the output stopped reading, as `head -1` does",
     Exit.TERMINATED: "ended by SIGTERM; the run was handed back and the same command goes on",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,11 +56,11 @@ def read_meta(pairs: Sequence[str]) -> dict[str, Any] | None:
     """Keys and values. A value that is a JSON number, boolean or null is that; anything else is a text."""
     found: dict[str, Any] = {}
     for pair in pairs:
-        key, equals, text = pair.partition("=")
+        key, equals, text = read_text(pair).partition("=")
         if not equals or not key:
             raise UsageError(f"--meta {pair!r}: write it as KEY=VALUE")
         try:
-            value = msgspec.json.decode(_encoded(text))
+            value = msgspec.json.decode(text)
         except msgspec.DecodeError:
             value = text
         found[key] = text if isinstance(value, (dict, list)) else value
@@ -74,7 +75,7 @@ def read_json(text: str, option: str) -> Any:
         elif text.startswith("@"):
             data = Path(text[1:]).read_bytes()
         else:
-            data = _encoded(text)
+            data = os.fsencode(text)
         return msgspec.json.decode(data)
     except OSError as error:
         raise UsageError(f"{option} {text}: {error.strerror}") from error
@@ -84,6 +85,9 @@ def read_json(text: str, option: str) -> Any:
         raise UsageError(f"{option} {shown}: {error}. Give JSON ({example}), @FILE, or - for stdin") from error
 
 
-def _encoded(text: str) -> bytes:
-    """The argument as the bytes that were typed."""
-    return text.encode("utf-8", "surrogateescape")
+def read_text(argument: str) -> str:
+    """The argument as UTF-8, whatever the locale took it for."""
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"{argument!r} is not UTF-8") from None

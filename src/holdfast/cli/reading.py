@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.blocking import Runtime as BlockingRuntime
 from holdfast.cli.codes import Exit
-from holdfast.cli.options import json_option, meta_option, read_meta, store_option, where
+from holdfast.cli.options import json_option, meta_option, read_meta, read_text, store_option, where
 from holdfast.cli.output import as_json, out, pretty_json, print_table, say, shown
 from holdfast.core.ids import parse_ref
 from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError
@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 @click.command()
 @click.option(
-    "--status", multiple=True, type=click.Choice([*RunStatus]), help="Only these; may be given several times."
+    "--status",
+    multiple=True,
+    type=click.Choice([status.value for status in RunStatus]),
+    help="Only these; may be given several times.",
 )
 @click.option("--flow", metavar="NAME", multiple=True, help="Only runs of this flow; may be given several times.")
 @meta_option("Only runs with this in their metadata.")
@@ -47,7 +50,9 @@ def ls(
     """
     metadata = read_meta(meta)
     with BlockingRuntime(where(store), create=False) as runtime:
-        runs = runtime.list(status=status or None, flow=flow or None, metadata=metadata, limit=limit)
+        runs = runtime.list(
+            status=status or None, flow=[read_text(name) for name in flow] or None, metadata=metadata, limit=limit
+        )
         if json_:
             for run in runs:
                 out(as_json(run))

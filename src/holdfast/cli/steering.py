@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import click
 
 from holdfast.cli.codes import Exit
-from holdfast.cli.options import json_option, store_option, where
+from holdfast.cli.options import json_option, read_text, store_option, where
 from holdfast.cli.output import as_json, out
 from holdfast.core.ids import check_id
 from holdfast.model import Run, RunStatus
@@ -34,7 +34,8 @@ def pause(run: str, store: str | None, json_: bool) -> Exit:
 def cancel(run: str, reason: str | None, store: str | None, json_: bool) -> Exit:
     """Cancel a run for good: at its next safe point where it is live, at once where it is not."""
     check_id(run)
-    found = asyncio.run(_ask(store, run, lambda runtime: runtime.cancel(run, reason)))
+    why = None if reason is None else read_text(reason)
+    found = asyncio.run(_ask(store, run, lambda runtime: runtime.cancel(run, why)))
     return _report(found, RunStatus.CANCELLED, "cancel", json_)
 
 
