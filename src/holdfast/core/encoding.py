@@ -82,13 +82,16 @@ class Encoder:
                 out = old
                 for key in old:
                     # Looking up `key` runs no code of the user's: it is a string of the old tree.
-                    if value[key] is not old[key]:
-                        item, before = value[key], old[key]
-                        tree = self._handlers.get(type(item), self._refuse)(item, before, depth + 1)
-                        if tree is not before:
-                            if out is old:
-                                out = old.copy()
-                            out[key] = tree
+                    if value[key] is old[key]:
+                        continue
+                    item, before = value[key], old[key]
+                    of_a_length = type(item) is list and type(before) is list and len(item) == len(before)
+                    if of_a_length and all(map(is_, item, before)):
+                        continue  # As `_list` would find, for less than it costs to call it.
+                    tree = self._handlers.get(type(item), self._refuse)(item, before, depth + 1)
+                    if tree is not before:
+                        out = old.copy() if out is old else out
+                        out[key] = tree
                 return out
             out, olds = {}, old if plain else {}
             for key, item in value.items():
@@ -129,7 +132,8 @@ class Encoder:
             return old
         if depth > MAX_DEPTH:
             raise too_deep()
-        find, refuse, out = self._handlers.get, self._refuse, list[Any]()
+        find, refuse = self._handlers.get, self._refuse
+        out: list[Any] = []
         waiting, aligned = list(old[::-1]), False
         try:
             for item in value:

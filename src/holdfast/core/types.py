@@ -37,26 +37,29 @@ class Registry:
         A class of the same module and name replaces the older one, because its module was loaded again;
         what is left of the older one can still be stored.
 
-        Raises UsageError when the annotation itself names a type whose name is taken.
+        Raises UsageError, and declares nothing, when the annotation itself names a type whose name is taken.
         """
-        added = []
+        found: dict[str, Shape] = {}
         for cls, in_field in _classes_in(annotation):
             shape = None if cls in self.by_type else shape_of(cls)
-            if shape is None or (in_field and self._namesake(cls)):
+            if shape is None:
                 continue
-            if namesake := self._namesake(cls):
+            namesake = self._namesake(cls, self.by_name | found)
+            if namesake is None:
+                found[shape.name] = shape
+            elif not in_field:
                 raise UsageError(
                     f"{type_name(cls)} and {type_name(namesake)} have the same name, {shape.name!r}, by which "
                     f"stored data names its types. Rename one of them, or set __qualname__ in its class body."
                 )
-            self.by_name[shape.name] = self.by_type[cls] = shape
-            added.append(cls)
-        return added
+        self.by_name |= found
+        self.by_type |= {shape.cls: shape for shape in found.values()}
+        return [shape.cls for shape in found.values()]
 
     def refuse(self, value: Any, old: Any, depth: int) -> Any:
         """Raise Problem for a value of a type that is not declared; it says what can be done."""
         cls = type(value)
-        name, base, namesake = cls.__name__, lookalikes.kind_of(cls), self._namesake(cls)
+        name, base, namesake = cls.__name__, lookalikes.kind_of(cls), self._namesake(cls, self.by_name)
         problem = f"{type_name(cls)} cannot be stored"
         if base is not None:
             problem += f": it would lose its type. Convert it with {base.__name__}(...)"
@@ -67,9 +70,10 @@ class Registry:
             problem += f" Pass state={name} to the flow, annotate the step's return type, or call rt.register({name})"
         raise Problem(problem)
 
-    def _namesake(self, cls: type) -> type | None:
+    @staticmethod
+    def _namesake(cls: type, declared: dict[str, Shape]) -> type | None:
         """Another declared class of the same name, unless it is an older version of this one."""
-        known = self.by_name.get(cls.__qualname__)
+        known = declared.get(cls.__qualname__)
         return None if known is None or known.cls.__module__ == cls.__module__ else known.cls
 
 
