@@ -30,7 +30,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def may_hold_marks(data: bytes) -> bool:
-    """False when no tree in this JSON holds a mark.
+    """False when no tree in this JSON, as `dumps` writes it, holds a mark.
 
     A tree is plain when it was made from JSON without marks by changes without marks, so whoever has
     the bytes need not look through the tree.

@@ -71,10 +71,10 @@ class Registry:
         raise Problem(problem)
 
     @staticmethod
-    def _namesake(cls: type, declared: dict[str, Shape]) -> type | None:
+    def _namesake(new: type, declared: dict[str, Shape]) -> type | None:
         """Another declared class of the same name, unless it is an older version of this one."""
-        known = declared.get(cls.__qualname__)
-        return None if known is None or known.cls.__module__ == cls.__module__ else known.cls
+        known = declared.get(new.__qualname__)
+        return None if known is None or known.cls.__module__ == new.__module__ else known.cls
 
 
 def shape_of(cls: type) -> Shape | None:
