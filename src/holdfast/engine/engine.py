@@ -148,8 +148,7 @@ class Engine:
         body = {"nonce": info.nonce, "from": origin}
         self._coming += 1
         try:
-            with self.giving_up(RunWriter(self.committer, self.clock, head, None)):
-                writer = await create_run(self.committer, self.clock, head, tree, cursor, body)
+            writer = await create_run(self.committer, self.clock, head, tree, cursor, body)
         finally:
             self._coming -= 1
         if self.observed:
@@ -316,6 +315,11 @@ class Engine:
             self._orphans.append(writer)
             raise
 
+    async def release_orphan(self, run: str) -> None:
+        """Give this run up if it left when the store could not be written."""
+        if any(writer.run == run for writer in self._orphans):
+            await self.release_orphans()
+
     async def release_orphans(self) -> None:
         """Give up the runs that left when the store could not be written."""
         orphans, self._orphans = self._orphans, []
@@ -362,7 +366,7 @@ class Engine:
 
     async def _hand_back_anyway(self, live: LiveRun) -> None:
         try:
-            await live.runner.writer.write([(Kind.INTERRUPTED, {})], status=RunStatus.INTERRUPTED, attempt=0)
+            await live.runner.interrupt()
         except HoldfastError:
             self._orphans.append(live.runner.writer)
         if not live.done.done():

@@ -39,6 +39,7 @@ class Recovery:
 
     async def recover(self, limit: int = _EVERYTHING) -> list[LiveRun]:
         """Take up what nobody drives, oldest first, at most `limit` of them."""
+        await self._warn_of_strangers()
         ready = [head for head in await self.interrupted() if self._has_step(head)]
         ready = [head for head in reversed(ready) if head.id not in self._engine.live][:limit]
         taken: list[LiveRun] = []
@@ -49,7 +50,8 @@ class Recovery:
             ids = tuple(head.id for head in ready[start : start + _PAGE])
             # The states are asked for again: what has been paused or finished meanwhile is left alone.
             query = Query(ids=ids, states=RECOVERABLE, flows=self._engine.registry.names, limit=len(ids))
-            for claim in await self._engine.store.claim_runs(query, self._engine.ownership.id):
+            claims = await self._engine.store.claim_runs(query, self._engine.ownership.id)
+            for claim in reversed(claims):
                 live = await self._take(claim)
                 if live is not None:
                     taken.append(live)
@@ -64,6 +66,17 @@ class Recovery:
             await self._give_back(claim)
             return None
 
+    async def _warn_of_strangers(self) -> None:
+        """Say, once for each flow, that runs of it wait for a program that has it."""
+        known = self._engine.registry.names
+        for head in await self._engine.store.list_heads(Query(states=RECOVERABLE, limit=_PAGE)):
+            if head.flow not in known:
+                message = (
+                    f"run {head.id} was not resumed: flow {head.flow!r} is not registered here. "
+                    f"Its runs wait for a program that registers it"
+                )
+                self._warn(f"flow {head.flow}", message)
+
     def _has_step(self, head: Head) -> bool:
         flow, _ = self._engine.registry.flow(head.id, head.flow)
         cursor = msgspec.json.decode(head.cursor)
@@ -76,9 +89,9 @@ class Recovery:
         )
         return False
 
-    def _warn(self, run: str, message: str) -> None:
-        if run not in self._warned:
-            self._warned.add(run)
+    def _warn(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
             log.warning("holdfast: %s", message)
 
     async def keep_looking(self, every: float) -> None:

@@ -113,9 +113,9 @@ class Runner:
                     return left
             return await self._complete()
         except _Cut:
-            return await self._interrupt()
+            return await self.interrupt()
         except StepMissingError as error:
-            await self._interrupt()
+            await self.interrupt()
             return Outcome(error=error)
         except (OwnershipLostError, StoreError) as error:
             self.writer.closed = True
@@ -252,13 +252,14 @@ class Runner:
             await self._leave(RunStatus.PAUSED, [(Kind.PAUSED, {})], attempt=0)
             return Outcome(error=RunPausedError(self.writer.run))
         if control.stop:
-            return await self._interrupt()
+            return await self.interrupt()
         asked = list(control.checkpoints.values())
         control.checkpoints.clear()
         await self._write(extra={"asked": [mail.key for mail in asked]}, take=tuple(mail.id for mail in asked))
         return None
 
-    async def _interrupt(self) -> Outcome:
+    async def interrupt(self) -> Outcome:
+        """Hand the run back with all that it has done so far."""
         await self._leave(RunStatus.INTERRUPTED, [(Kind.INTERRUPTED, {})], attempt=0)
         return Outcome(error=RunInterruptedError(self.writer.run))
 

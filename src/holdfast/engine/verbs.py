@@ -227,7 +227,9 @@ class Verbs:
         with self._engine.giving_up(writer):
             await writer.rewind(point, take=overruled)
         self._show_last(writer)
-        return await self._engine.take(_without(claim, overruled), writer)
+        # Attempts that failed on the branch before do not count on this one.
+        claim = replace(_without(claim, overruled), entries=tuple(writer.written))
+        return await self._engine.take(claim, writer)
 
     # Stopping
 
@@ -311,7 +313,8 @@ class Verbs:
     # Claiming
 
     async def _head(self, run: str) -> Head:
-        head = await self._reader.head(check_id(run))
+        await self._engine.release_orphan(check_id(run))
+        head = await self._reader.head(run)
         if head is None:
             raise RunNotFoundError(run)
         return head

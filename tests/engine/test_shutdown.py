@@ -1,0 +1,220 @@
+"""A clean shutdown hands every run back, resumable; the second request does so at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime
+from holdfast.errors import RunInterruptedError, UsageError
+
+MakeRuntime = Callable[..., Runtime]
+
+
+async def interrupted_at(make_runtime: MakeRuntime, run: str = "r1") -> tuple[str, int, int]:
+    async with make_runtime() as rt:
+        found = await rt.get(run)
+        assert found is not None
+        return found.status.value, found.step, found.attempt
+
+
+async def test_a_step_may_finish_within_the_grace_time(make_runtime: MakeRuntime) -> None:
+    inside, gate, calls = asyncio.Event(), asyncio.Event(), []
+
+    async def first(state: list[str]) -> list[str]:
+        calls.append("first")
+        inside.set()
+        await gate.wait()
+        return [*state, "first"]
+
+    def second(state: list[str]) -> list[str]:
+        calls.append("second")
+        return [*state, "second"]
+
+    flow = Pipeline("graceful", [first, second])
+    async with make_runtime() as rt:
+        waiting = asyncio.ensure_future(rt.run(flow, [], id="r1"))
+        await inside.wait()
+        closing = asyncio.ensure_future(rt.close())
+        await asyncio.sleep(0)
+        gate.set()
+        await closing
+    with pytest.raises(RunInterruptedError, match="r1"):
+        await waiting
+    assert await interrupted_at(make_runtime) == ("interrupted", 1, 1)
+    async with make_runtime() as rt:
+        assert await rt.run(flow, [], id="r1") == ["first", "second"]
+        types = [event.type async for event in rt.events("r1")]
+    assert calls == ["first", "second"]
+    assert types.count("interrupted") == types.count("resumed") == 1
+
+
+@pytest.mark.parametrize("how", ["no grace", "second close"])
+async def test_what_still_runs_is_cut_off_and_can_be_resumed(make_runtime: MakeRuntime, how: str) -> None:
+    inside, ended, hang = asyncio.Event(), [], [True]
+
+    async def slow(state: Any) -> str:
+        inside.set()
+        try:
+            if hang:
+                await asyncio.Event().wait()
+        finally:
+            ended.append("cleaned up")
+        return "done"
+
+    flow = Pipeline("slow", [slow])
+    async with make_runtime(grace=0 if how == "no grace" else 1000) as rt:
+        waiting = asyncio.ensure_future(rt.run(flow, {}, id="r1"))
+        await inside.wait()
+        await asyncio.gather(rt.close(), *([] if how == "no grace" else [rt.close()]))
+    with pytest.raises(RunInterruptedError):
+        await waiting
+    assert ended == ["cleaned up"]
+    assert await interrupted_at(make_runtime) == ("interrupted", 0, 1)
+    hang.clear()
+    async with make_runtime() as rt:
+        rt.register(flow)
+        (handle,) = await rt.recover()
+        assert await handle.result() == "done"
+
+
+async def test_a_step_that_ignores_everything_is_left_behind(make_runtime: MakeRuntime) -> None:
+    """Its run goes on elsewhere, and what it returns in the end is refused."""
+    inside, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stubborn = [True]
+
+    async def ignore(state: list[str]) -> list[str]:
+        inside.set()
+        if stubborn:
+            while not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    pass
+            ended.set()
+            return [*state, "too late"]
+        return [*state, "in time"]
+
+    flow = Pipeline("ignore", [lambda state: ["saved later"], ignore], policy=CheckpointPolicy(every_n_steps=10))
+    try:
+        async with make_runtime(grace=0) as rt:
+            waiting = asyncio.ensure_future(rt.run(flow, [], id="r1"))
+            await inside.wait()
+            await rt.close()
+            with pytest.raises(RunInterruptedError):
+                await waiting
+        assert await interrupted_at(make_runtime) == ("interrupted", 1, 1)
+        stubborn.clear()
+        async with make_runtime() as rt:
+            assert await rt.run(flow, [], id="r1") == ["saved later", "in time"]
+            release.set()
+            await ended.wait()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert await rt.run(flow, [], id="r1") == ["saved later", "in time"]
+    finally:
+        release.set()
+
+
+async def test_a_def_step_that_never_returns_does_not_keep_the_runtime_open(make_runtime: MakeRuntime) -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    def block(state: Any) -> None:
+        inside.set()
+        release.wait()
+
+    try:
+        async with make_runtime(grace=0) as rt:
+            await rt.start(Pipeline("block", [block]), {}, id="r1")
+            await asyncio.to_thread(inside.wait)
+            await rt.close()
+        assert await interrupted_at(make_runtime) == ("interrupted", 0, 1)
+    finally:
+        release.set()
+
+
+async def test_runs_in_the_queue_and_in_a_backoff_are_handed_back_at_once(make_runtime: MakeRuntime) -> None:
+    failed, calls = asyncio.Event(), []
+
+    def shaky(state: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError("again")
+
+    flow = Pipeline("shaky", [shaky])
+    settings = {"retry": RetryPolicy(attempts=2, first_delay=1000), "grace": 1000, "concurrency": 1}
+    async with make_runtime(**settings, on_event=lambda e: e.type == "step_failed" and failed.set()) as rt:
+        await rt.start(flow, {}, id="r1")
+        await rt.start(flow, {}, id="r2")
+        await failed.wait()
+        await rt.close()
+    assert await interrupted_at(make_runtime, "r1") == ("interrupted", 0, 1)
+    assert await interrupted_at(make_runtime, "r2") == ("interrupted", 0, 1)
+    assert calls == [1]
+
+
+async def test_steps_that_the_policy_left_out_are_saved_at_a_shutdown(make_runtime: MakeRuntime) -> None:
+    inside = asyncio.Event()
+
+    async def hang(state: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    flow = Pipeline("saved", [lambda s: s + 1, lambda s: s + 1, hang], policy=CheckpointPolicy(every_n_steps=10))
+    async with make_runtime(grace=0) as rt:
+        await rt.start(flow, 0, id="r1")
+        await inside.wait()
+        await rt.close()
+    async with make_runtime() as rt:
+        point = await rt.load("r1")
+    assert point is not None
+    assert (point.state, point.step, point.next) == (2, 2, "hang")
+
+
+async def test_a_closed_runtime_says_that_it_is_closed(make_runtime: MakeRuntime) -> None:
+    rt = make_runtime()
+    with pytest.raises(UsageError, match="not open"):
+        await rt.get("r1")
+    async with rt:
+        handle = await rt.start(Pipeline("quick", [lambda s: s]), 1, id="r1")
+        assert await handle.result() == 1
+    await rt.close()
+    with pytest.raises(UsageError, match="not open"):
+        await rt.run(Pipeline("quick", [lambda s: s]), 1, id="r1")
+    async with rt:  # it can be opened again
+        assert await rt.run(Pipeline("quick", [lambda s: s]), 1, id="r1") == 1
+        with pytest.raises(UsageError, match="open already"):
+            await rt.__aenter__()
+
+
+async def test_who_follows_a_run_of_another_runtime_is_told_when_this_one_closes(make_runtime: MakeRuntime) -> None:
+    inside, gate = asyncio.Event(), asyncio.Event()
+
+    async def wait(state: Any) -> str:
+        inside.set()
+        await gate.wait()
+        return "done"
+
+    flow = Pipeline("wait", [wait])
+    async with make_runtime() as owner:
+        handle = await owner.start(flow, {}, id="r1")
+        await inside.wait()
+        async with make_runtime() as rt:
+            joined = asyncio.ensure_future(rt.run(flow, {}, id="r1"))
+            await asyncio.wait({joined}, timeout=0.05)
+        with pytest.raises(RunInterruptedError):
+            await joined
+        gate.set()
+        assert await handle.result() == "done"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"heartbeat": 0}, {"heartbeat": 20}, {"concurrency": 0}, {"crash_limit": 0}, {"grace": -1}]
+)
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Runtime("memory:", **wrong)
