@@ -52,6 +52,8 @@ class Witness:
         self.starts = 0
         self.drops_history = False
         """Whether the policy lets old entries go, so that they may be missing."""
+        self.owner_lives = False
+        """Whether somebody goes on with the runs while they are looked at."""
         self.deletes: frozenset[str] = frozenset()
         """The runs that are deleted on purpose, and made again under the same id."""
 
@@ -118,8 +120,9 @@ class Witness:
                 assert same, f"{run}@{seq} was seen and is another one now"
         for seq, entry in now.entries.items():
             if seq > before.head.seq:
-                # Its owner was dead when it was seen last, so somebody must have claimed it since.
-                assert entry.fence > before.head.fence, f"{run}@{seq} was written by a superseded owner"
+                # When its owner was dead at the last look, somebody must have claimed it since.
+                oldest = before.head.fence + (0 if self.owner_lives else 1)
+                assert entry.fence >= oldest, f"{run}@{seq} was written by a superseded owner"
 
     def _read_ledger(self) -> None:
         """What was committed when it was looked at last has not begun again since."""

@@ -69,6 +69,12 @@ class Child:
                 raise AssertionError(f"the child crashed:\n{report['trace']}")
         return rest
 
+    def discard(self) -> None:
+        """End it, whatever it does: a test that failed may have left it stopped or waiting."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+        self._pipe.close()
+
 
 class Nursery:
     """Starts children, one at a time."""
@@ -84,7 +90,7 @@ class Nursery:
     def start(self, program: str, **arguments: Any) -> Child:
         """A new child that runs `victim.PROGRAMS[program]` with these arguments."""
         if self._child is not None:
-            self._child.wait()
+            self._child.discard()
         reports, theirs = os.pipe()
         socket.send_fds(self._control, [json.dumps([program, arguments]).encode()], [theirs])
         os.close(theirs)
@@ -97,8 +103,8 @@ class Nursery:
 
     def close(self) -> None:
         """End the nursery, and its child if there still is one."""
-        if self._child is not None and self._child.status is None:
-            self._child.signal(signal.SIGKILL)
+        if self._child is not None:
+            self._child.discard()
         self._control.close()
         self._process.wait()
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from . import stopped
 from .nursery import Nursery
 
 
+@pytest.mark.parametrize("moment", stopped.MOMENTS)
 def test_the_late_write_of_a_stopped_worker_is_refused(
-    kind: str, tmp_path: Path, nursery: Nursery, other_nursery: Nursery
+    kind: str, moment: stopped.Moment, tmp_path: Path, nursery: Nursery, other_nursery: Nursery
 ) -> None:
-    told = stopped.torture(kind, 7, tmp_path / "place", nursery, other_nursery)
+    told = stopped.torture(kind, 7, tmp_path / "place", nursery, other_nursery, moment)
     assert "taken over by another process" in told
     assert "late write was refused" in told

@@ -95,7 +95,8 @@ class Torture:
         with self.part("stopped", store, "SIGSTOP past the lease", f"--rounds {rounds}") as found:
             for number in range(rounds):
                 seed = random.Random(f"{self.options.seed}/{number}").randrange(10**9)
-                stopped.torture(store, seed, self._place("stopped") / str(number), *self.nurseries)
+                place, moment = self._place("stopped") / str(number), stopped.MOMENTS[number % 2]
+                stopped.torture(store, seed, place, *self.nurseries, moment)
                 _show(f"{store}: {number + 1} of {rounds} late writers refused")
             found["text"] = f"{rounds} late writers, all refused and told so"
 

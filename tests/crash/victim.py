@@ -79,15 +79,14 @@ async def _without_postman(rt: Runtime) -> None:
     rt._engine._carry_mail = carry_nothing  # type: ignore[method-assign]
 
 
-def stoppable(report: Reporter, *, store: str, run: str, seed: int, lease: float, gate: str | None) -> None:
-    """A run whose third step, in its first attempt, waits until somebody opens the FIFO `gate`."""
+def stoppable(report: Reporter, *, store: str, run: str, seed: int, lease: float, gate: str) -> None:
+    """A run whose fourth step waits until somebody opens the FIFO `gate`."""
     _set_up(report, None)
 
     def wait() -> None:
-        if gate is not None:
-            report("waiting")
-            with open(gate, "rb") as opened:
-                opened.read()
+        report("waiting")
+        with open(gate, "rb") as opened:
+            opened.read()
 
     flow = pipeline("stoppable", 6, also={3: wait})
 
