@@ -226,11 +226,11 @@ class OwnershipLostError(RunError):
 
 
 class ResultExpiredError(RunError):
-    """The run completed, but its retention has removed the result."""
+    """The run has ended, and its retention has removed the result with the rest of its history."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
-            run_id, f"run {run_id} completed and its history expired by policy. rt.delete({run_id!r}) frees the id."
+            run_id, f"run {run_id} has ended and its history expired by policy. rt.delete({run_id!r}) frees the id."
         )
 
 

@@ -15,7 +15,7 @@ A branch is named by the seq of the rewind that began it, 0 for the first one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +23,8 @@ import msgspec
 from holdfast.core import delta
 from holdfast.core.checksum import seal, verify
 from holdfast.core.codec import Tree, dumps, loads, may_hold_marks
-from holdfast.errors import NotLoadableError, StateError, StoreDamagedError
+from holdfast.core.transitions import ENDED
+from holdfast.errors import NotLoadableError, ResultExpiredError, StateError, StoreDamagedError
 from holdfast.model import CHECKPOINT_KINDS, Entry, Head, Kind
 
 _SLACK = 4096
@@ -120,6 +121,13 @@ def last_point(run: str, entries: Iterable[Entry]) -> Point:
     if fold.point is None:
         raise StoreDamagedError(run, None, "no checkpoint is left in its log")
     return fold.point
+
+
+def last_kept(head: Head, entries: Sequence[Entry]) -> Point:
+    """The same, of a run's newest segment. Raises ResultExpiredError when a run that has ended kept its head alone."""
+    if head.status in ENDED and entries and not any(entry.kind in CHECKPOINT_KINDS for entry in entries):
+        raise ResultExpiredError(head.id)
+    return last_point(head.id, entries)
 
 
 def failures_since(run: str, entries: Iterable[Entry]) -> tuple[int, float]:

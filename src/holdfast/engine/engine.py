@@ -16,7 +16,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.core.codec import Tree, canonical, dumps
 from holdfast.core.events import events_of, when
-from holdfast.core.history import failures_since, last_point
+from holdfast.core.history import failures_since, last_kept
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.committer import Committer
@@ -161,8 +161,11 @@ class Engine:
         return self._launch(head, writer, entries=writer.written)
 
     def writer(self, claim: Claim) -> RunWriter:
-        """What writes to a claimed run. Raises StoreDamagedError when it cannot be gone on with."""
-        return RunWriter(self.committer, self.clock, claim.head, last_point(claim.head.id, claim.entries))
+        """What writes to a claimed run.
+
+        Raises StoreDamagedError or ResultExpiredError when it cannot be gone on with.
+        """
+        return RunWriter(self.committer, self.clock, claim.head, last_kept(claim.head, claim.entries))
 
     async def take(self, claim: Claim, writer: RunWriter) -> LiveRun:
         """Drive a claimed run from its last checkpoint.
@@ -176,10 +179,12 @@ class Engine:
             times = writer.attempt - 1
             error = f"given up after {times} crashes in step {name!r} without progress"
             return await self._give_up(head, writer, name, error)
+        with self.giving_up(writer):
+            entries = await self._for_retention(head)
         if not writer.written:
             writer.marks_due.append((Kind.RESUMED, {"from": writer.checkpoint_seq}))
         self._show("resumed", head.id, step=name, data={"from": writer.checkpoint_seq})
-        live = self._launch(head, writer, entries=claim.entries, failures=failures, retry_at=retry_at)
+        live = self._launch(head, writer, entries=entries, failures=failures, retry_at=retry_at)
         live.runner.control.deliver(claim.mail)
         return live
 
@@ -187,6 +192,11 @@ class Engine:
         live = self._live_run(head, writer, entries=())
         live.done.set_result(await live.runner.fail([], step, error))
         return live
+
+    async def _for_retention(self, head: Head) -> list[Entry]:
+        """The whole log where the policy drops some of it: what is kept begins before the newest segment."""
+        flow, _ = self.registry.flow(head.id, head.flow)
+        return await self.store.read_entries(head.id) if (flow.policy or self._policy).retains else []
 
     def _show(self, kind: str, run: str, **fields: Any) -> None:
         if self.observed:

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.core.checksum import verify
 from holdfast.core.events import events_of, when
-from holdfast.core.history import Fold, Point, last_point, read_body
+from holdfast.core.history import Fold, Point, last_kept, last_point, read_body
 from holdfast.core.transitions import ENDED, shown_status
 from holdfast.engine.engine import Info
 from holdfast.engine.registry import Registry
@@ -104,7 +104,7 @@ class Reader:
         """
         if seq is None:
             entries = await self._store.read_entries(head.id, after=head.base - 1)
-            return _last_or_expired(head, entries)
+            return last_kept(head, entries)
         found = await self._store.read_entries(head.id, after=seq - 1, upto=seq)
         if not found or seq < head.floor:
             return None
@@ -157,7 +157,10 @@ class Reader:
         head = await self.head(run)
         if head is None:
             return None
-        point = await self.point(head, seq)
+        try:
+            point = await self.point(head, seq)
+        except ResultExpiredError:
+            return None
         if point is None:
             return None
         before = [e.seq async for e in self.log(run, upto=point.seq - 1) if e.kind in CHECKPOINT_KINDS][-1:]
@@ -167,7 +170,7 @@ class Reader:
         """The result of a completed run, built or as its tree."""
         codec = self._registry.codec(head.flow)
         entries = await self._store.read_entries(head.id, after=head.base - 1)
-        point = _last_or_expired(head, entries)
+        point = last_kept(head, entries)
         if entries[-1].kind != Kind.COMPLETED:
             raise StoreDamagedError(head.id, entries[-1].seq, "it is said to be completed but its log does not end so")
         body = read_body(head.id, entries[-1])
@@ -193,9 +196,3 @@ class Reader:
                         yield event
             if not follow or head.status in ENDED:
                 return
-
-
-def _last_or_expired(head: Head, entries: list[Entry]) -> Point:
-    if head.status in ENDED and entries and not any(entry.kind in CHECKPOINT_KINDS for entry in entries):
-        raise ResultExpiredError(head.id)
-    return last_point(head.id, entries)

@@ -91,6 +91,8 @@ class Runner:
         self._tree: Tree = writer.tree
         self._cursor: dict[str, Any] = writer.cursor
         self._unsaved: list[StepTaken] = []
+        self._shown = 0
+        """How many of those have been shown as completed."""
         self._result: Any = NO_RESULT
         self._saved_at = around.clock.now()
         self._takeups = writer.attempt
@@ -199,7 +201,7 @@ class Runner:
             return None
         elapsed = self._around.clock.now() - self._saved_at
         if not self._policy.saves(steps=len(self._unsaved), elapsed=elapsed, step=taken[0]):
-            self._live("step_completed", taken[2], step=taken[0])
+            self._completed(taken)
             return None
         try:
             await self._write()
@@ -207,6 +209,7 @@ class Runner:
             if self._policy.on_save_error == "raise":
                 raise
             # The window is not used up: the next step tries again.
+            self._completed(taken)
             self._live("save_failed", self._around.clock.now(), step=taken[0], error=str(error))
         return None
 
@@ -343,7 +346,7 @@ class Runner:
         return Progress(self._tree, self._cursor, self._unsaved) if self._unsaved or always else None
 
     def _wrote(self, *, saved: bool) -> None:
-        steps = len(self._unsaved)
+        shown_already, self._shown = (self._shown, 0) if saved else (0, self._shown)
         if saved:
             self._unsaved = []
             self._saved_at = self._around.clock.now()
@@ -353,8 +356,13 @@ class Runner:
                 shown = [e for e in events_of(self.writer.run, entry) if e.type not in ("step_started", "resumed")]
                 completed = [e for e in shown if e.type == "step_completed"]
                 for event in shown:
-                    if event not in completed[: max(steps - 1, 0)]:
+                    if event not in completed[:shown_already]:
                         self._around.emit(event)
+
+    def _completed(self, taken: StepTaken) -> None:
+        """Show the end of a step that is not saved yet."""
+        self._shown += 1
+        self._live("step_completed", taken[2], step=taken[0])
 
     def _live(self, kind: str, at: float, **fields: Any) -> None:
         if self._around.observed:

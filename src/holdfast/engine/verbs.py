@@ -34,7 +34,6 @@ from holdfast.errors import (
     RunPausedError,
     RunWaitingError,
     StepMissingError,
-    StoreDamagedError,
     UsageError,
     VerbRefusedError,
     WrongFlowError,
@@ -68,13 +67,14 @@ class Verbs:
             check_id(parent)
         codec = engine.registry.codec(flow.name)
         given = None if input is MISSING else input
+        encoded = codec.encode(given, path="input")
         position = flow.start(given)
         head, writer = await engine.create(
             run,
             flow.name,
-            codec.encode(position.state),
+            encoded if position.state is given else codec.encode(position.state),
             position.cursor,
-            digest=self._digest(flow, given),
+            digest=digest_of(encoded),
             metadata=encode_metadata(metadata),
             parent=parent,
             shape=(flow.total_steps, flow.step_names),
@@ -345,7 +345,7 @@ class Verbs:
     async def _writer(self, claim: Claim) -> RunWriter:
         try:
             return self._engine.writer(claim)
-        except StoreDamagedError:
+        except HoldfastError:
             await self._unclaim(claim)
             raise
 
