@@ -219,7 +219,6 @@ def test_a_time_zone_read_from_a_file_has_no_name_to_store() -> None:
         ({"d": {Liar(): 1}}, "state.d[a "),
         ({"é\ud800": object()}, r"state['\xe9\ud800']"),
     ],
-    ids=repr,
 )
 def test_the_path_shows_the_way_to_the_problem(state: Any, path: str) -> None:
     with pytest.raises(NotStorableError) as caught:

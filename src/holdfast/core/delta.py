@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import compress, count
-from operator import is_not
+from operator import is_, is_not
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.trees import same
@@ -90,6 +90,9 @@ def _diff_dict(old: dict[str, Any], new: dict[str, Any], path: list[Any], ops: l
 
 
 def _diff_list(old: list[Any], new: list[Any], path: list[Any], ops: list[Any]) -> None:
+    if len(new) > len(old) and all(map(is_, old, new)):
+        ops.append(["append", path, new[len(old) :]])  # what most lists do, told at once
+        return
     head = _common(old, new)
     tail = 0 if head == min(len(old), len(new)) else _common(old[head:][::-1], new[head:][::-1])
     gone, come = old[head : len(old) - tail], new[head : len(new) - tail]

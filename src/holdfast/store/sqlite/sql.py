@@ -30,7 +30,7 @@ _STORED = [
 ]
 _JSON = {"metadata", "info", "error"}
 
-CREATE_RUN = f"insert into runs ({', '.join(_STORED)}) values ({', '.join('?' * len(_STORED))})"
+CREATE_RUN = f"insert or ignore into runs ({', '.join(_STORED)}) values ({', '.join('?' * len(_STORED))})"
 
 # The hot path. Writes nothing when the fence or the owner is stale, when the entry before it is
 # missing or when its place is taken; the caller reads the row count. One statement, so nobody can
@@ -41,12 +41,13 @@ APPEND_NEXT = """
     where id = ?1 and owner = ?2 and fence = ?3
       and (?4 or exists (select 1 from entries where entries.id = ((n << 32) | ?5) - 1))
 """
-APPEND_MORE = """
-    insert into entries (id, kind, fence, at, cursor, "check", body)
-    values ((? << 32) | ?, ?, ?, ?, ?, ?, ?)
-"""
 FIND_OWNED = "select n from runs where id = ? and owner = ? and fence = ?"
 FIND_RUN = "select n from runs where id = ?"
+LAST_SEQ = """
+    select max(id) & 4294967295 from entries
+    where id between (select n from runs where id = ?1) << 32
+      and (select n from runs where id = ?1) << 32 | 4294967295
+"""
 HAS_ENTRY = "select 1 from entries where id = ((select n from runs where id = ?1) << 32) | ?2"
 REPLACE_ENTRY = """
     update entries set kind = ?3, fence = ?4, at = ?5, cursor = ?6, "check" = ?7, body = ?8 where id = (?1 << 32) | ?2
@@ -96,7 +97,7 @@ def column(name: str, value: Any) -> Any:
 
 def update_run(changes: dict[str, Any]) -> str:
     """The statement that sets these fields of a run; the names come from HeadChange, never from data."""
-    return f"update runs set {', '.join(f'{name} = ?' for name in changes)} where n = ?"
+    return f"update runs set {', '.join(f'{name} = ?' for name in changes)} where id = ? and owner = ? and fence = ?"
 
 
 def head_from(row: tuple[Any, ...], live: set[str]) -> Head:

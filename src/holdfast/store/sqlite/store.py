@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import apsw
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import UsageError
-from holdfast.faults import fault
-from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Refusal, Reply
+from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Reply
 from holdfast.store.base import Store
 from holdfast.store.owners import LocalOwners
 from holdfast.store.sqlite import sql
 from holdfast.store.sqlite.connections import Connections, translated
+from holdfast.store.sqlite.writing import finish, mail_of_number, write_batch
 
 T = TypeVar("T")
 
@@ -27,7 +26,6 @@ _SYNCHRONOUS = {"power": "full", "process": "normal"}
 _POLL = (0.002, 0.05)  # how often to look for changes by others: at first, and after a while
 _EVERYTHING = 0xFFFFFFFF
 _FORGET_AFTER = 3600.0
-_ACCEPTED = Reply()
 
 
 class SqliteStore(Store):
@@ -86,10 +84,10 @@ class SqliteStore(Store):
         return await asyncio.get_running_loop().run_in_executor(db.writers, db.write, work)
 
     async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
-        return await self._write(lambda connection: _write_batch(connection, batch))
+        return await self._write(lambda connection: write_batch(connection, batch))
 
     def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
-        return self._db().write_now(lambda connection: _write_batch(connection, batch))
+        return self._db().write_now(lambda connection: write_batch(connection, batch))
 
     async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
         def work(connection: apsw.Connection) -> list[Claim]:
@@ -108,10 +106,10 @@ class SqliteStore(Store):
                 )
             }
             claims = [
-                Claim(heads[n], tuple(_entries(connection, n, heads[n].base - 1)), _mail(connection, n))
+                Claim(heads[n], tuple(_entries(connection, n, heads[n].base - 1)), mail_of_number(connection, n))
                 for n in numbers
             ]
-            _finish(connection)
+            finish(connection)
             return claims
 
         return await self._write(work)
@@ -127,7 +125,7 @@ class SqliteStore(Store):
             if connection.changes() == 0:
                 connection.execute("rollback")
                 return Posted.DUPLICATE
-            _finish(connection)
+            finish(connection)
             return Posted.ACCEPTED
 
         return await self._write(work)
@@ -142,7 +140,7 @@ class SqliteStore(Store):
             connection.execute(sql.DROP_ENTRIES, (row[0],))
             connection.execute("delete from inbox where n = ?", (row[0],))
             connection.execute("delete from runs where n = ?", (row[0],))
-            _finish(connection)
+            finish(connection)
             return True
 
         return await self._write(work)
@@ -159,7 +157,7 @@ class SqliteStore(Store):
             connection.execute(sql.BEAT, (owner.id, owner.name, now, now + lease))
             # Owners that died long ago and own nothing leave no trace.
             connection.execute(sql.FORGET_OWNERS, (now - _FORGET_AFTER,))
-            _finish(connection)
+            finish(connection)
 
         self._db().write(work)
 
@@ -167,7 +165,7 @@ class SqliteStore(Store):
         def work(connection: apsw.Connection) -> None:
             connection.execute("begin immediate")
             connection.execute("delete from owners where id = ?", (owner,))
-            _finish(connection)
+            finish(connection)
 
         await self._write(work)
         self._owners.drop(owner)
@@ -248,130 +246,9 @@ class SqliteStore(Store):
         return await self._read(work)
 
 
-def _finish(connection: apsw.Connection) -> None:
-    fault("commit.before")
-    connection.execute("commit")
-    fault("commit.after")
-
-
-def _write_batch(connection: apsw.Connection, batch: Sequence[Commit]) -> list[Reply]:
-    """Every commit of the batch in one transaction; a refused one has written nothing."""
-    if not batch:
-        return []
-    first = batch[0]
-    if len(batch) == 1 and _is_step(first):
-        # The usual step: one statement is its own transaction.
-        fault("commit.before")
-        refusals = [_append(connection, first)]
-        fault("commit.after")
-    else:
-        connection.execute("begin immediate")
-        refusals = _write_steps(connection, batch) or [_write_one(connection, commit) for commit in batch]
-        _finish(connection)
-    if connection.execute(sql.ANY_MAIL).get is None:
-        return [_ACCEPTED if refusal is None else Reply(refusal) for refusal in refusals]
-    return [
-        Reply(refusal) if refusal else Reply(None, _mail_of(connection, commit.run))
-        for commit, refusal in zip(batch, refusals, strict=True)
-    ]
-
-
-def _is_step(commit: Commit) -> bool:
-    """Whether it is the usual commit: one entry and nothing else."""
-    return len(commit.entries) == 1 and not (commit.create or commit.change or commit.take or commit.rebase)
-
-
-def _write_steps(connection: apsw.Connection, batch: Sequence[Commit]) -> list[Refusal | None] | None:
-    """The usual batch, steps of many runs, in one call; None (and nothing written) when any is refused."""
-    if not all(map(_is_step, batch)):
-        return None
-    before = connection.total_changes()
-    connection.executemany(sql.APPEND_NEXT, map(_bindings, batch))
-    if connection.total_changes() - before == len(batch):
-        return [None] * len(batch)
-    connection.execute("rollback; begin immediate")
-    return None
-
-
-def _write_one(connection: apsw.Connection, commit: Commit) -> Refusal | None:
-    """Checks first, so that a refusal leaves nothing to undo."""
-    new = commit.create
-    if new is not None:
-        if connection.execute(sql.FIND_RUN, (commit.run,)).get is not None:
-            return Refusal.EXISTS
-        if (new.owner, new.fence) != (commit.owner, commit.fence):
-            return Refusal.STALE
-        if not commit.entries or commit.entries[0].seq != 1:
-            return Refusal.GAP
-        connection.execute(sql.CREATE_RUN, sql.head_values(new))
-    if not _follows(connection, commit):
-        return Refusal.GAP
-    if commit.entries:
-        refusal = _append(connection, commit)
-        if refusal is not None:
-            return refusal
-    if not (commit.create or commit.change or commit.take or commit.rebase or len(commit.entries) != 1):
-        return None
-    n = connection.execute(sql.FIND_OWNED, (commit.run, commit.owner, commit.fence)).get
-    if n is None:
-        return Refusal.STALE
-    for entry in commit.entries[1:]:
-        connection.execute(sql.APPEND_MORE, (n, entry.seq, *_columns(entry)))
-    if commit.change is not None:
-        changes = commit.change.fields()
-        if changes:
-            values = [sql.column(name, value) for name, value in changes.items()]
-            connection.execute(sql.update_run(changes), [*values, n])
-    for mail in commit.take:
-        connection.execute(sql.TAKE_KEYED, (mail, n))
-        connection.execute(sql.TAKE_PLAIN, (mail, n))
-    if commit.rebase is not None:
-        connection.execute(sql.REPLACE_ENTRY, (n, commit.rebase.seq, *_columns(commit.rebase)))
-        connection.execute(sql.DROP_BEFORE, (n, commit.rebase.seq))
-    return None
-
-
-def _follows(connection: apsw.Connection, commit: Commit) -> bool:
-    """Whether the entries follow one another, and what is to be rebased is there. `_append` looks at the first."""
-    seqs = [entry.seq for entry in commit.entries]
-    if any(after != before + 1 for before, after in pairwise(seqs)):
-        return False
-    if commit.rebase is None or commit.rebase.seq in seqs:
-        return True
-    return connection.execute(sql.HAS_ENTRY, (commit.run, commit.rebase.seq)).get is not None
-
-
-def _append(connection: apsw.Connection, commit: Commit) -> Refusal | None:
-    connection.execute(sql.APPEND_NEXT, _bindings(commit))
-    if connection.changes():
-        return None
-    owned = connection.execute(sql.FIND_OWNED, (commit.run, commit.owner, commit.fence)).get
-    return Refusal.STALE if owned is None else Refusal.GAP
-
-
-def _bindings(commit: Commit) -> tuple[Any, ...]:
-    """What APPEND_NEXT takes for the first entry of a commit."""
-    entry, is_new = commit.entries[0], commit.create is not None
-    where = (commit.run, commit.owner, commit.fence, is_new, entry.seq)
-    return (*where, entry.kind, entry.at, entry.cursor.decode(), entry.check, entry.body.decode())
-
-
-def _columns(entry: Entry) -> tuple[Any, ...]:
-    return entry.kind, entry.fence, entry.at, entry.cursor.decode(), entry.check, entry.body.decode()
-
-
 def _entries(
     connection: apsw.Connection, n: int, after: int, upto: int | None = None, limit: int | None = None
 ) -> list[Entry]:
     last = _EVERYTHING if upto is None else min(upto, _EVERYTHING)
     values = (n, min(after, _EVERYTHING), last, -1 if limit is None else limit)
     return [sql.entry_from(row) for row in connection.execute(sql.READ_ENTRIES, values)]
-
-
-def _mail(connection: apsw.Connection, n: int) -> tuple[Mail, ...]:
-    return tuple(sql.mail_from(row) for row in connection.execute(sql.READ_MAIL, (n,)))
-
-
-def _mail_of(connection: apsw.Connection, run: str) -> tuple[Mail, ...]:
-    n = connection.execute(sql.FIND_RUN, (run,)).get
-    return () if n is None else _mail(connection, n)

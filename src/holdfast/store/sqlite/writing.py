@@ -1,0 +1,152 @@
+"""How a batch of commits becomes one transaction.
+
+Nearly always every commit of a batch is accepted. So it is first written as if that were so, with one
+call for all runs and statements that write nothing where a fence, an owner or a seq does not fit; the
+number of rows written then tells whether all did. If not, it is taken back and each commit is looked at
+by itself. A single usual step is one statement, which is its own transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import apsw
+
+from holdfast.faults import fault
+from holdfast.model import Commit, Entry, Mail, Refusal, Reply
+from holdfast.store.sqlite import sql
+
+_ACCEPTED = Reply()
+
+
+def finish(connection: apsw.Connection) -> None:
+    """Commit the transaction under way."""
+    fault("commit.before")
+    connection.execute("commit")
+    fault("commit.after")
+
+
+def write_batch(connection: apsw.Connection, batch: Sequence[Commit]) -> list[Reply]:
+    """Every commit of the batch in one transaction; a refused one has written nothing."""
+    if not batch:
+        return []
+    if len(batch) == 1 and _is_step(batch[0]):
+        fault("commit.before")
+        refusals = [_append(connection, batch[0])]
+        fault("commit.after")
+    else:
+        connection.execute("begin immediate")
+        if len(batch) > 1 and _write_all(connection, batch):
+            refusals = [None] * len(batch)
+        else:
+            refusals = [_write_one(connection, commit) for commit in batch]
+        finish(connection)
+    if connection.execute(sql.ANY_MAIL).get is None:
+        return [_ACCEPTED if refusal is None else Reply(refusal) for refusal in refusals]
+    return [
+        Reply(refusal) if refusal else Reply(None, _mail_of(connection, commit.run))
+        for commit, refusal in zip(batch, refusals, strict=True)
+    ]
+
+
+def _is_step(commit: Commit) -> bool:
+    """Whether it is the usual commit: one entry and nothing else."""
+    return len(commit.entries) == 1 and not (commit.create or commit.change or commit.take or commit.rebase)
+
+
+def _write_all(connection: apsw.Connection, batch: Sequence[Commit]) -> bool:
+    """Write the batch as if nothing were refused; False, and nothing written, when something is or may be."""
+    if any(commit.rebase or commit.take or not commit.entries for commit in batch):
+        return False
+    if len({commit.run for commit in batch}) < len(batch):
+        return False  # what one commit changes decides about the next one of its run
+    new = [commit.create for commit in batch if commit.create is not None]
+    before = connection.total_changes()
+    connection.executemany(sql.CREATE_RUN, map(sql.head_values, new))
+    connection.executemany(sql.APPEND_NEXT, (row for commit in batch for row in _bindings(commit)))
+    changed = 0
+    for commit in batch:
+        changes = commit.change.fields() if commit.change is not None else None
+        if changes:
+            values = [sql.column(name, value) for name, value in changes.items()]
+            connection.execute(sql.update_run(changes), [*values, commit.run, commit.owner, commit.fence])
+            changed += 1
+    expected = len(new) + sum(len(commit.entries) for commit in batch) + changed
+    if connection.total_changes() - before == expected:
+        return True
+    connection.execute("rollback; begin immediate")
+    return False
+
+
+def _write_one(connection: apsw.Connection, commit: Commit) -> Refusal | None:
+    """Checks first, so that a refusal leaves nothing to undo."""
+    refusal = _refusal(connection, commit)
+    if refusal is not None:
+        return refusal
+    if commit.create is not None:
+        connection.execute(sql.CREATE_RUN, sql.head_values(commit.create))
+    connection.executemany(sql.APPEND_NEXT, _bindings(commit))
+    n = connection.execute(sql.FIND_RUN, (commit.run,)).get
+    for mail in commit.take:
+        connection.execute(sql.TAKE_KEYED, (mail, n))
+        connection.execute(sql.TAKE_PLAIN, (mail, n))
+    if commit.rebase is not None:
+        connection.execute(sql.REPLACE_ENTRY, (n, commit.rebase.seq, *_columns(commit.rebase)))
+        connection.execute(sql.DROP_BEFORE, (n, commit.rebase.seq))
+    changes = commit.change.fields() if commit.change is not None else None
+    if changes:
+        values = [sql.column(name, value) for name, value in changes.items()]
+        connection.execute(sql.update_run(changes), [*values, commit.run, commit.owner, commit.fence])
+    return None
+
+
+def _refusal(connection: apsw.Connection, commit: Commit) -> Refusal | None:
+    new, run = commit.create, (commit.run,)
+    if new is not None:
+        if connection.execute(sql.FIND_RUN, run).get is not None:
+            return Refusal.EXISTS
+        if (new.owner, new.fence) != (commit.owner, commit.fence):
+            return Refusal.STALE
+        last = 0
+    else:
+        if connection.execute(sql.FIND_OWNED, (*run, commit.owner, commit.fence)).get is None:
+            return Refusal.STALE
+        last = connection.execute(sql.LAST_SEQ, run).get
+    seqs = [last, *(entry.seq for entry in commit.entries)]
+    if any(after != before + 1 for before, after in pairwise(seqs)) or seqs == [0]:
+        return Refusal.GAP
+    if commit.rebase is not None and commit.rebase.seq not in seqs[1:]:
+        there = connection.execute(sql.HAS_ENTRY, (commit.run, commit.rebase.seq)).get
+        return None if there else Refusal.GAP
+    return None
+
+
+def _append(connection: apsw.Connection, commit: Commit) -> Refusal | None:
+    connection.executemany(sql.APPEND_NEXT, _bindings(commit))
+    if connection.changes():
+        return None
+    owned = connection.execute(sql.FIND_OWNED, (commit.run, commit.owner, commit.fence)).get
+    return Refusal.STALE if owned is None else Refusal.GAP
+
+
+def _bindings(commit: Commit) -> Iterator[tuple[Any, ...]]:
+    """What APPEND_NEXT takes for each entry of a commit."""
+    where, is_new = (commit.run, commit.owner, commit.fence), commit.create is not None
+    for e in commit.entries:
+        yield (*where, is_new and e.seq == 1, e.seq, e.kind, e.at, e.cursor.decode(), e.check, e.body.decode())
+
+
+def _columns(entry: Entry) -> tuple[Any, ...]:
+    return entry.kind, entry.fence, entry.at, entry.cursor.decode(), entry.check, entry.body.decode()
+
+
+def mail_of_number(connection: apsw.Connection, n: int) -> tuple[Mail, ...]:
+    """The mail that waits for the run of that internal number."""
+    return tuple(sql.mail_from(row) for row in connection.execute(sql.READ_MAIL, (n,)))
+
+
+def _mail_of(connection: apsw.Connection, run: str) -> tuple[Mail, ...]:
+    n = connection.execute(sql.FIND_RUN, (run,)).get
+    return () if n is None else mail_of_number(connection, n)
