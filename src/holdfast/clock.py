@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from typing import Protocol
 
 
@@ -14,8 +15,8 @@ class Clock(Protocol):
         """Seconds since the epoch, UTC."""
         ...
 
-    async def sleep(self, seconds: float) -> None:
-        """Return when `seconds` have passed on this clock."""
+    def sleep(self, seconds: float) -> Awaitable[None]:
+        """Something to await that ends when `seconds` have passed on this clock."""
         ...
 
 

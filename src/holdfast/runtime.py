@@ -14,12 +14,12 @@ from holdfast.core.ids import check_id, parse_ref
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.doctor import examine
-from holdfast.engine.engine import Engine
+from holdfast.engine.engine import Engine, LiveRun
 from holdfast.engine.listing import list_query, page_cursor
 from holdfast.engine.reader import Reader, run_view
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.verbs import MISSING, Verbs
-from holdfast.errors import UsageError
+from holdfast.errors import RunNotFoundError, UsageError
 from holdfast.flows.base import Flow
 from holdfast.model import Checkpoint, Event, Problem, Run, RunStatus
 from holdfast.store.base import Store
@@ -33,8 +33,8 @@ _PAGE = 100
 class RunHandle(Generic[R]):
     """A run, wherever it is driven."""
 
-    def __init__(self, runtime: Runtime, run: str) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, run: str, live: LiveRun | None = None) -> None:
+        self._runtime, self._live = runtime, live
         self.id = run
 
     def __repr__(self) -> str:
@@ -46,7 +46,13 @@ class RunHandle(Generic[R]):
         Raises RunFailedError, RunCancelledError, RunPausedError, or RunInterruptedError when this process
         handed it back. Giving up the wait does not stop the run.
         """
-        result: R = await self._runtime._verbs_now().follow(self.id)
+        verbs = self._runtime._verbs_now()
+        try:
+            result: R = await verbs.follow(self.id)
+        except RunNotFoundError:
+            if self._live is None:
+                raise
+            result = await verbs.outcome(self._live)  # the store does not keep it: what became of it is known here
         return result
 
     async def pause(self) -> None:
@@ -209,15 +215,17 @@ class Runtime:
         Raises RunExistsError when the id is taken.
         """
         live = await self._verbs_now().start(flow, input, id, metadata, parent)
-        return RunHandle(self, live.id)
+        return RunHandle(self, live.id, live)
 
     async def resume(self, ref: str) -> RunHandle[Any]:
         """Go on with a run from its latest checkpoint: interrupted, paused or failed ones."""
-        return RunHandle(self, (await self._verbs_now().resume(ref)).id)
+        live = await self._verbs_now().resume(ref)
+        return RunHandle(self, live.id, live)
 
     async def rewind(self, ref: str) -> RunHandle[Any]:
         """Go on from an older checkpoint, RUN@SEQ, in place. Nothing of the history is deleted."""
-        return RunHandle(self, (await self._verbs_now().rewind(ref)).id)
+        live = await self._verbs_now().rewind(ref)
+        return RunHandle(self, live.id, live)
 
     async def fork(
         self,
@@ -233,8 +241,8 @@ class Runtime:
         It runs here if this program has the flow; otherwise it stays pending until one that has it recovers.
         `raw=True` takes the state as the JSON that `load(ref, raw=True)` gives.
         """
-        head, _ = await self._verbs_now().fork(ref, id, state, metadata, raw=raw)
-        return RunHandle(self, head.id)
+        head, live = await self._verbs_now().fork(ref, id, state, metadata, raw=raw)
+        return RunHandle(self, head.id, live)
 
     async def pause(self, id: str) -> None:
         """Pause a run: at its next safe point where it is live, at once where it is not."""
@@ -247,7 +255,7 @@ class Runtime:
     async def recover(self) -> list[RunHandle[Any]]:
         """Take up every interrupted run of a registered flow that nobody drives; their handles."""
         self._verbs_now()
-        return [RunHandle(self, live.id) for live in await self._recovery.recover()]
+        return [RunHandle(self, live.id, live) for live in await self._recovery.recover()]
 
     async def interrupted(self) -> list[Run]:
         """What `recover` would take up, only listed."""

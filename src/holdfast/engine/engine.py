@@ -103,9 +103,14 @@ class Engine:
             if inspect.isawaitable(result):
                 task = asyncio.ensure_future(result)
                 self._observers.add(task)
-                task.add_done_callback(self._observers.discard)
+                task.add_done_callback(self._observed)
         except Exception:
             log.exception("holdfast: on_event raised for %s of run %s", event.type, event.run)
+
+    def _observed(self, task: asyncio.Task[Any]) -> None:
+        self._observers.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("holdfast: on_event raised", exc_info=error)
 
     # In
 
@@ -358,6 +363,8 @@ class Engine:
         if self._postman is not None:
             self._postman.cancel()
         await self.committer.drain()
+        if self._observers:
+            await asyncio.wait(self._observers, timeout=1.0)
         try:
             await self.release_orphans()
         finally:

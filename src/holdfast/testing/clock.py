@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 
 class ManualClock:
@@ -16,14 +17,14 @@ class ManualClock:
         """Seconds since the epoch, as set by the test."""
         return self._now
 
-    async def sleep(self, seconds: float) -> None:
-        """Return when the test has moved the clock on by `seconds`."""
-        if seconds <= 0:
-            await asyncio.sleep(0)
-            return
+    def sleep(self, seconds: float) -> Awaitable[None]:
+        """Ends when the test has moved the clock on by `seconds`, counted from this call, not from the await."""
         sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sleepers.append((self._now + seconds, sleeper))
-        await sleeper
+        if seconds <= 0:
+            sleeper.set_result(None)
+        else:
+            self._sleepers.append((self._now + seconds, sleeper))
+        return sleeper
 
     def advance(self, seconds: float) -> None:
         """Let time pass, and wake the sleepers of this event loop whose time has come."""
