@@ -124,7 +124,8 @@ async def test_a_rewind_deletes_nothing(make_runtime: MakeRuntime) -> None:
         _, points_after, events_after = await everything(rt, "r1")
     assert points_after[: len(points)] == points
     assert events_after[: len(events)] == events
-    assert [(p.step, p.parent) for p in points_after[len(points) :]][0] == (1, "r1@2")
+    first = points_after[len(points)]
+    assert (first.step, first.parent) == (1, "r1@2")
     assert events_after[len(events)].type == "rewound"
 
 

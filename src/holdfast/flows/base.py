@@ -23,6 +23,13 @@ R_co = TypeVar("R_co", covariant=True)
 NO_RESULT: Any = object()
 
 
+def check_name(what: str, name: object) -> str:
+    """The name itself. Raises UsageError for what cannot be stored and shown verbatim."""
+    if type(name) is not str or not 0 < len(name) <= 200 or any("\ud800" <= char <= "\udfff" for char in name):
+        raise UsageError(f"the name of {what} is a text of 1 to 200 characters, not {ascii(name)[:80]}")
+    return name
+
+
 class Position:
     """A run's state and what comes next; `cursor["next"]` None means that it has finished.
 
@@ -98,6 +105,8 @@ class Step(Generic[P, R]):
             raise UsageError(f"step {name or fn!r}: an executor runs def functions, not async ones")
         if timeout is not None and not timeout > 0:
             raise UsageError(f"step {name or fn!r}: timeout={timeout!r} must be more than 0 seconds")
+        if name is not None:
+            check_name("a step", name)
         functools.update_wrapper(self, fn)
         own = getattr(fn, "__name__", None)
         self.name = name or (own if own and own != "<lambda>" else None)

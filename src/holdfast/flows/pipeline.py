@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from holdfast.context import Scope
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.errors import UsageError
-from holdfast.flows.base import AdvanceFn, End, Position, Step, as_step
+from holdfast.flows.base import AdvanceFn, End, Position, Step, as_step, check_name
 from holdfast.flows.input import fit_input
 
 S = TypeVar("S")
@@ -33,9 +33,7 @@ class Pipeline(Generic[S]):
         total: int | None = None,
         policy: CheckpointPolicy | None = None,
     ) -> None:
-        if type(name) is not str or not name or len(name) > 200:
-            raise UsageError(f"a pipeline's name is a text of 1 to 200 characters, not {name!r}")
-        self.name, self.policy = name, policy
+        self.name, self.policy = check_name("a pipeline", name), policy
         self._state = state
         self._loop = callable(steps)
         self._total = total
