@@ -6,6 +6,7 @@
     │   ├── InvalidFilterError      an unknown filter, a bad limit, a forged page cursor
     │   ├── FlowNotRegisteredError  the program does not have the flow of a stored run
     │   ├── StepMissingError        the flow does not have the step a stored run is at
+    │   ├── WrongFlowError          the same id was run again with another flow
     │   ├── InputChangedError       the same id was run again with another input
     │   ├── RunExistsError          `start` or `fork` with an id that is taken
     │   └── NotACheckpointError     RUN@SEQ names no checkpoint
