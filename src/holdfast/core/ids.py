@@ -28,6 +28,11 @@ def parse_ref(value: object) -> tuple[str, int | None]:
     return run, int(seq) if at else None
 
 
+def storable(text: str) -> str:
+    """The text with what UTF-8 cannot hold written as escapes: for texts that only people read."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def new_id(flow: str) -> str:
     """An id that nobody else has, which begins with the flow's name as far as an id allows it."""
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", flow).lstrip("._-")[:40] or "run"

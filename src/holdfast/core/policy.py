@@ -51,12 +51,11 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def saves(self, *, steps: int, elapsed: float, step: str) -> bool:
         """Whether to save now: `steps` finished and `elapsed` seconds gone since the last save, `step` the latest."""
-        throttle = seconds(self.throttle)
-        if throttle is not None and elapsed < throttle:
+        if self.throttle is not None and elapsed < (seconds(self.throttle) or 0.0):
             return False
-        interval = seconds(self.interval)
-        if self.every_n_steps is None and interval is None and self.on_complete is None:
+        if self.every_n_steps is None and self.interval is None and self.on_complete is None:
             return True
+        interval = seconds(self.interval)
         return (
             (self.every_n_steps is not None and steps >= self.every_n_steps)
             or (interval is not None and elapsed >= interval)

@@ -21,12 +21,9 @@ class Control:
         """Hand the run back at the next safe point."""
         self.cut = False
         """Hand it back at once, in the middle of the step."""
-        self.notify: Callable[[], None] = lambda: None
-
-    @property
-    def wanted(self) -> bool:
+        self.wanted = False
         """Whether there is anything to honour."""
-        return self.leaves or bool(self.checkpoints)
+        self.notify: Callable[[], None] = lambda: None
 
     @property
     def leaves(self) -> bool:
@@ -45,11 +42,19 @@ class Control:
             elif item.kind == "checkpoint":
                 self.checkpoints[item.id] = item
         if before != (self.cancel, self.pause, len(self.checkpoints)):
+            self.wanted = True
             self.notify()
+
+    def take_checkpoints(self) -> list[Mail]:
+        """The mail that asks for a checkpoint, which is honoured by it."""
+        asked = list(self.checkpoints.values())
+        self.checkpoints.clear()
+        self.wanted = self.leaves
+        return asked
 
     def request_stop(self, *, at_once: bool = False) -> None:
         """Hand the run back: at the next safe point, or in the middle of its step."""
-        self.stop = True
+        self.stop = self.wanted = True
         self.cut = self.cut or at_once
         self.notify()
 

@@ -19,6 +19,7 @@ from holdfast.clock import Clock
 from holdfast.context import RunContext, set_current
 from holdfast.core.codec import Codec, Tree, dumps
 from holdfast.core.events import events_of, when
+from holdfast.core.ids import storable
 from holdfast.core.policy import CheckpointPolicy, seconds
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.control import Control
@@ -129,7 +130,8 @@ class Runner:
         """One step with its retries. An outcome when the run leaves this process by it."""
         step, name = self._step()
         while True:
-            await self._wait_until(self._retry_at)
+            if self._retry_at:
+                await self._wait_until(self._retry_at)
             if self.control.wanted:
                 return None
             started = self._around.clock.now()
@@ -199,7 +201,7 @@ class Runner:
         self._failures, self._retry_at, self._takeups = 0, 0.0, 1
         if self._cursor["next"] is None:
             return None
-        elapsed = self._around.clock.now() - self._saved_at
+        elapsed = taken[2] - self._saved_at
         if not self._policy.saves(steps=len(self._unsaved), elapsed=elapsed, step=taken[0]):
             self._completed(taken)
             return None
@@ -223,7 +225,7 @@ class Runner:
             self._retry_at = self._around.clock.now() + retry.delay(self._failures, random.random)
             await self._write([(Kind.ATTEMPT_FAILED, {**mark, "retry_at": self._retry_at})])
             return None
-        trace = "".join(traceback.format_exception(error)[-20:])
+        trace = storable("".join(traceback.format_exception(error)[-20:]))
         return await self.fail([(Kind.ATTEMPT_FAILED, mark)], name, shown, trace)
 
     async def fail(self, marks: list[Mark], step: str, error: str, trace: str | None = None) -> Outcome:
@@ -256,8 +258,7 @@ class Runner:
             return Outcome(error=RunPausedError(self.writer.run))
         if control.stop:
             return await self.interrupt()
-        asked = list(control.checkpoints.values())
-        control.checkpoints.clear()
+        asked = control.take_checkpoints()
         await self._write(extra={"asked": [mail.key for mail in asked]}, take=tuple(mail.id for mail in asked))
         return None
 
@@ -310,16 +311,17 @@ class Runner:
         self, marks: list[Mark] | None = None, *, extra: dict[str, Any] | None = None, take: tuple[int, ...] = ()
     ) -> None:
         """Commit what is not saved yet, with the marks."""
-        writer, now = self.writer, self._around.clock.now()
+        writer = self.writer
         fields: dict[str, Any] = {}
         progress = self._progress(always=extra is not None)
         if progress is not None and self._retention is not None:
-            floor = self._retention.floor(writer.seq + len(writer.marks_due) + 1, now)
+            floor = self._retention.floor(writer.seq + len(writer.marks_due) + 1, self._around.clock.now())
             if floor != writer.floor:
                 fields["floor"] = floor
         mail = await writer.write(marks or [], progress=progress, extra=extra, take=take, **fields)
         self._wrote(saved=progress is not None)
-        self.control.deliver(mail)
+        if mail:
+            self.control.deliver(mail)
         if self._retention is not None:
             self._retention.added(writer.written)
             entry = await self._retention.compacted(self._around.store, writer.run, writer.floor)
@@ -349,7 +351,7 @@ class Runner:
         shown_already, self._shown = (self._shown, 0) if saved else (0, self._shown)
         if saved:
             self._unsaved = []
-            self._saved_at = self._around.clock.now()
+            self._saved_at = self.writer.written[-1].at
         if self._around.observed:
             for entry in self.writer.written:
                 # A step's start was shown when it started, and so was the end of a step that was not saved.
@@ -383,6 +385,10 @@ class Runner:
 
 
 def _describe(error: BaseException) -> str:
-    text = str(error)
+    """What went wrong, as text that can be stored whatever the error says of itself."""
     name = type(error).__name__
-    return f"{name}: {text}"[:4000] if text else name
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be shown)"
+    return storable(f"{name}: {text}"[:4000] if text else name)

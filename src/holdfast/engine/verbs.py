@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from holdfast.core.codec import dumps
 from holdfast.core.events import events_of
-from holdfast.core.ids import check_id, new_id, parse_ref
+from holdfast.core.ids import check_id, new_id, parse_ref, storable
 from holdfast.core.transitions import ENDED, HINTS, UNOWNED, Act, Situation, act, situation
 from holdfast.engine.engine import Engine, Info, LiveRun, digest_of
 from holdfast.engine.reader import Reader
@@ -94,6 +94,8 @@ class Verbs:
         point = await self._reader.point(head, seq)
         if point is None:
             raise NotACheckpointError(source, seq or 0, await self._reader.nearest(head, seq or 0))
+        if engine.registry.has(head.flow):
+            self._check_step(source, engine.registry.flow(source, head.flow)[0], point.cursor)
         info = msgspec.json.decode(head.info, type=Info)
         tree, digest = point.tree, info.digest
         if state is not MISSING:
@@ -236,6 +238,7 @@ class Verbs:
     async def stop(self, verb: Literal["pause", "cancel"], run: str, reason: str | None = None) -> None:
         """Pause or cancel: at the next safe point where it is live, at once where it is not."""
         check_id(run)
+        reason = None if reason is None else storable(reason)
         posted, token = False, 0
         while True:
             head = await self._head(run)
@@ -324,9 +327,7 @@ class Verbs:
         head = await self._head(run)
         self._permit(verb, head)
         flow, _ = self._engine.registry.flow(run, head.flow)
-        cursor = next_step or msgspec.json.decode(head.cursor)
-        if cursor["next"] is not None and flow.next_step(cursor) is None:
-            raise StepMissingError(run, head.flow, cursor["next"], flow.step_names)
+        self._check_step(run, flow, next_step or msgspec.json.decode(head.cursor))
         claims = await self._engine_claim(run)
         if not claims:
             raise RunOwnedError(run, head.owner)
@@ -336,6 +337,10 @@ class Verbs:
             await self._unclaim(claims[0])
             raise
         return claims[0]
+
+    def _check_step(self, run: str, flow: Flow[Any], cursor: dict[str, Any]) -> None:
+        if cursor["next"] is not None and flow.next_step(cursor) is None:
+            raise StepMissingError(run, flow.name, cursor["next"], flow.step_names)
 
     async def _engine_claim(self, run: str) -> list[Claim]:
         await self._engine.ownership.begin()

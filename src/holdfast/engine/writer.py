@@ -154,24 +154,21 @@ class RunWriter:
         self, marks: Sequence[Mark], progress: Progress | None, extra: dict[str, Any], now: float, *, whole: bool
     ) -> tuple[list[Entry], Segment]:
         """The entries of a commit in order: what was due, the checkpoint, the marks."""
-        segment, entries, seq = self.segment, [], self.seq
-        new_cursor = dumps(self.cursor if progress is None else progress.cursor)
-
-        def add(kind: Kind, body: bytes, cursor: bytes) -> None:
-            nonlocal seq
-            seq += 1
-            entries.append(seal(self.run, seq, kind, self.fence, now, cursor, body))
-
+        segment, run, fence = self.segment, self.run, self.fence
+        entries: list[Entry] = []
+        cursor = dumps(self.cursor if progress is None else progress.cursor)
         for kind, mark in self.marks_due:
-            add(kind, dumps(mark), dumps(self.cursor))
+            seq = self.seq + len(entries) + 1
+            entries.append(seal(run, seq, kind, fence, now, dumps(self.cursor), dumps(mark)))
         if progress is None and whole:
             progress = Progress(self.tree, self.cursor, ())
         if progress is not None:
             extra = {"steps": progress.steps, **extra}
-            body, segment = segment.next(seq + 1, self.tree, progress.tree, self.branch, extra, whole=whole)
-            add(Kind.CHECKPOINT, body, new_cursor)
+            seq = self.seq + len(entries) + 1
+            body, segment = segment.next(seq, self.tree, progress.tree, self.branch, extra, whole=whole)
+            entries.append(seal(run, seq, Kind.CHECKPOINT, fence, now, cursor, body))
         for kind, mark in marks:
-            add(kind, dumps(mark), new_cursor)
+            entries.append(seal(run, self.seq + len(entries) + 1, kind, fence, now, cursor, dumps(mark)))
         return entries, segment
 
     def _change(
