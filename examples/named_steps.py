@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
 from typing import Any
 
 from holdfast import Event, Pipeline, RetryPolicy, Runtime, current_run, step
@@ -47,8 +46,7 @@ def show(event: Event) -> None:
 
 
 async def main() -> None:
-    where = sys.argv[1] if len(sys.argv) > 1 else f"sqlite:{Path(__file__).with_suffix('.db')}"
-    async with Runtime(where, on_event=show) as rt:
+    async with Runtime(*sys.argv[1:2], on_event=show) as rt:  # .holdfast/runs.db unless another is named
         rt.register(report)
         resumed = await rt.recover()
         print(f"{len(resumed)} interrupted runs taken up")

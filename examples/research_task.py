@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import holdfast
@@ -61,9 +60,9 @@ def show(event: Event) -> None:
 
 
 def main() -> None:
-    store = sys.argv[1] if len(sys.argv) > 1 else f"sqlite:{Path(__file__).with_suffix('.db')}"
+    where = {"store": sys.argv[1]} if len(sys.argv) > 1 else {}  # .holdfast/runs.db unless another is named
     try:
-        result = holdfast.run(task, {"topic": "tides"}, id="research-1", store=store, on_event=show)
+        result = holdfast.run(task, {"topic": "tides"}, id="research-1", on_event=show, **where)
     except RunInterruptedError:
         print("stopped after the step under way; the same command goes on")
     else:

@@ -152,7 +152,7 @@ async def test_a_state_that_cannot_be_stored_fails_the_run_and_names_the_place(m
         with pytest.raises(RunFailedError, match=r"state\.client: .*object"):
             await rt.run(flow, {}, id="r1")
         assert calls == [1]  # trying again would not make it storable
-        with pytest.raises(NotStorableError, match=r"state\.x"):
+        with pytest.raises(NotStorableError, match=r"input\.x"):
             await rt.run(flow, {"x": object()}, id="r2")
         assert await rt.get("r2") is None
 
