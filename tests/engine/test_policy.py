@@ -8,12 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from watched import WatchedStore
 
 from holdfast import CheckpointPolicy, End, Event, Pipeline, Runtime, step
 from holdfast.errors import ResultExpiredError, RunFailedError, StoreUnavailableError, UsageError
 from holdfast.store.base import Store
 from holdfast.testing import ManualClock
+from watched import WatchedStore
 
 MakeRuntime = Callable[..., Runtime]
 MakeStore = Callable[[], Store]
