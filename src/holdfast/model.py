@@ -2,6 +2,9 @@
 
 A run is a log of `Entry`s, one small mutable `Head` beside it, and an inbox of `Mail`. An owner
 writes with `Commit`s; everybody else posts mail. `Run`, `Checkpoint` and `Event` are views for users.
+
+What is made for every step holds nothing that could refer back to it, so the garbage collector need
+not look at it (`gc=False`).
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class Kind(StrEnum):
 CHECKPOINT_KINDS = frozenset({Kind.CREATED, Kind.CHECKPOINT, Kind.REWOUND})
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One line of a run's log. `cursor` and `body` are JSON; a store never looks into them."""
 
     seq: int
@@ -58,7 +61,7 @@ class Entry(msgspec.Struct, frozen=True):
     check: str
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class Head(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A run's mutable row. `seq`, `cursor` and `updated_at` are those of its last entry."""
 
     id: str
@@ -90,7 +93,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float = 0.0
 
 
-class HeadChange(msgspec.Struct, frozen=True, kw_only=True):
+class HeadChange(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The fields of a head that a commit replaces; what is UNSET stays."""
 
     status: str | UnsetType = UNSET
@@ -111,7 +114,7 @@ class HeadChange(msgspec.Struct, frozen=True, kw_only=True):
         return {f: v for f in self.__struct_fields__ if (v := getattr(self, f)) is not UNSET}
 
 
-class Mail(msgspec.Struct, frozen=True):
+class Mail(msgspec.Struct, frozen=True, gc=False):
     """Something that others want of a run. `id` is given by the store and rises."""
 
     kind: str
@@ -121,7 +124,7 @@ class Mail(msgspec.Struct, frozen=True):
     id: int = 0
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an owner writes for one run: wholly or not at all, and only under its fence."""
 
     run: str
@@ -148,7 +151,7 @@ class Refusal(StrEnum):
     """The first entry does not follow the last one in the log."""
 
 
-class Reply(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True, gc=False):
     """What became of one commit, and the mail that waits for its run."""
 
     refused: Refusal | None = None

@@ -10,10 +10,8 @@ from holdfast.model import Entry
 
 def checksum(run: str, seq: int, kind: str, fence: int, at: float, cursor: bytes, body: bytes) -> str:
     """16 hex digits over all of an entry and where it belongs, so that a moved one does not pass either."""
-    digest = blake2b(f"{run}@{seq} {kind} {fence} {at!r} {len(cursor)} ".encode(), digest_size=8)
-    digest.update(cursor)
-    digest.update(body)
-    return digest.hexdigest()
+    place = f"{run}@{seq} {kind} {fence} {at!r} {len(cursor)} ".encode()
+    return blake2b(b"".join((place, cursor, body)), digest_size=8).hexdigest()
 
 
 def seal(run: str, seq: int, kind: str, fence: int, at: float, cursor: bytes, body: bytes) -> Entry:

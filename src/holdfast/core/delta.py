@@ -74,19 +74,20 @@ def _diff(old: Any, new: Any, path: list[Any], ops: list[Any]) -> None:
 def _diff_dict(old: dict[str, Any], new: dict[str, Any], path: list[Any], ops: list[Any]) -> None:
     start = len(ops)
     kept = list(old)
-    if len(old) != len(new) or kept != list(new):
+    if kept != list(new):
         kept = [key for key in old if key in new]
         if list(new)[: len(kept)] != kept:  # The order cannot be had by removing and adding at the end.
             ops.append(["set", path, new])
             return
         ops.extend(["del", [*path, key]] for key in old if key not in new)
-    for key in kept:
-        if old[key] is not new[key]:
-            _diff(old[key], new[key], [*path, key], ops)
-    nothing_left = _direct(ops, start, path) == len(old)
-    ops.extend(["set", [*path, key], new[key]] for key in list(new)[len(kept) :])
-    if nothing_left and len(ops) - start > 1:
-        ops[start:] = [["set", path, new]]
+    changed = [key for key in kept if old[key] is not new[key]]
+    for key in changed:
+        _diff(old[key], new[key], [*path, key], ops)
+    replaced = len(ops)
+    if len(new) > len(kept):
+        ops.extend(["set", [*path, key], new[key]] for key in list(new)[len(kept) :])
+    if len(ops) - start > 1 and replaced - start >= len(old) and _direct(ops[:replaced], start, path) == len(old):
+        ops[start:] = [["set", path, new]]  # nothing of the old one is left
 
 
 def _diff_list(old: list[Any], new: list[Any], path: list[Any], ops: list[Any]) -> None:

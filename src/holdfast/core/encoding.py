@@ -98,7 +98,7 @@ class Encoder:
             for key, item in value.items():
                 # The commonest leaves are told here: a call for each would cost more than all the rest.
                 kind = type(item)
-                if not plain and (kind in _LEAVES or (kind is str and item.isascii())):
+                if not plain and ((kind is str and item.isascii()) or kind in _LEAVES):
                     out[key] = item
                 else:
                     out[key] = self._handlers.get(kind, self._refuse)(item, olds.get(key, ABSENT), depth + 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -88,6 +87,7 @@ class Engine:
         self._slots = asyncio.Semaphore(concurrency)
         self._lanes = Lanes(THREADS)
         self._orphans: list[RunWriter] = []
+        self._created = 0
         self._postman: asyncio.Task[None] | None = None
         self._observers: set[asyncio.Task[Any]] = set()
         self._waits: set[asyncio.Task[int]] = set()
@@ -136,7 +136,8 @@ class Engine:
         await self.ownership.begin()
         # To the microsecond, which is all that the datetime of a page cursor holds.
         now = round(self.clock.now(), 6)
-        info = Info(digest, secrets.token_hex(8), *shape)
+        self._created += 1
+        info = Info(digest, f"{self.ownership.id}-{self._created}", *shape)
         runs_now = len(self.live) + self._coming < self._concurrency and self.registry.has(flow)
         head = Head(
             id=run,
@@ -145,7 +146,7 @@ class Engine:
             owner=self.ownership.id,
             fence=1,
             metadata=metadata,
-            info=dumps(msgspec.to_builtins(info)),
+            info=msgspec.json.encode(info),
             parent=parent,
             created_at=now,
             started_at=now if runs_now else None,

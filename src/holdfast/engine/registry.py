@@ -21,7 +21,7 @@ class Registry:
         """Flows are found by their name from now on, and types may appear in any state."""
         for item in items:
             if hasattr(item, "advance") and hasattr(item, "next_step"):
-                self._add(item)
+                self.add(item)
             elif isinstance(item, type):
                 self._types.append(item)
                 for _, codec in self._flows.values():
@@ -30,7 +30,8 @@ class Registry:
             else:
                 raise UsageError(f"register takes flows and types, not {item!r}")
 
-    def _add(self, flow: Flow[Any]) -> None:
+    def add(self, flow: Flow[Any]) -> None:
+        """Register one flow; nothing happens when it is known."""
         known = self._flows.get(flow.name)
         if known is None or known[0] is not flow:
             self._flows[flow.name] = (flow, Codec([*flow.types, *self._types]))

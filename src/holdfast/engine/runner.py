@@ -163,9 +163,7 @@ class Runner:
 
     async def _attempt(self, step: Step[..., Any], name: str) -> tuple[Position, Tree]:
         """One call of the step, on a copy of the state that only this attempt sees."""
-        # What was saved and held no marks is copied without looking for them.
-        plain = self._tree is self.writer.tree and self.writer.segment.plain
-        position = Position(self._codec.decode(self._tree, plain=plain), self._cursor)
+        position = Position(self._copy(), self._cursor)
         set_current(self._context(step, name))
         self._in_step = True
         try:
@@ -184,6 +182,11 @@ class Runner:
         if after.result is not NO_RESULT:
             self._result = self._codec.encode(after.result, path="result")
         return after, self._codec.encode(after.state, like=self._tree)
+
+    def _copy(self) -> Any:
+        """The state in containers of its own. What was saved and held no marks is not searched for them."""
+        plain = self._tree is self.writer.tree and self.writer.segment.plain
+        return self._codec.decode(self._tree, plain=plain)
 
     def _foreign_cancel(self) -> BaseException:
         """A CancelledError that this runtime did not ask for: the loop is ending, or the step raised it."""
@@ -238,7 +241,7 @@ class Runner:
     async def _complete(self) -> Outcome:
         body = {} if self._result is NO_RESULT else {"result": self._result}
         await self._leave(RunStatus.COMPLETED, [(Kind.COMPLETED, body)])
-        return Outcome(self._codec.decode(self._tree if self._result is NO_RESULT else self._result, path="result"))
+        return Outcome(self._copy() if self._result is NO_RESULT else self._codec.decode(self._result, path="result"))
 
     # What others want
 

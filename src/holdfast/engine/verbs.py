@@ -61,7 +61,7 @@ class Verbs:
         engine = self._engine
         if engine.closing:
             raise UsageError("this Runtime is shutting down and starts nothing any more")
-        engine.registry.register(flow)
+        engine.registry.add(flow)
         run = new_id(flow.name) if run is None else check_id(run)
         if parent is not None:
             check_id(parent)
@@ -134,7 +134,7 @@ class Verbs:
         """Start the run, continue it, or give its result."""
         if until not in ("ended", "settled"):
             raise UsageError(f"until={until!r}: it is 'ended' or 'settled'")
-        self._engine.registry.register(flow)
+        self._engine.registry.add(flow)
         if run is None:
             return await self.outcome(await self.start(flow, input, run, metadata, parent))
         check_id(run)

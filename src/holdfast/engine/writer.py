@@ -205,7 +205,9 @@ class RunWriter:
         if landed.progress is not None:
             self.tree, self.cursor = landed.progress.tree, landed.progress.cursor
             self.checkpoint_seq = _last_checkpoint(landed.entries).seq
-        changes = landed.change.fields() if landed.change is not None else {}
+        if landed.change is None:
+            return
+        changes = landed.change.fields()
         for name in ("status", "attempt", "floor", "started_at"):
             if name in changes:
                 setattr(self, name, changes[name])
