@@ -23,7 +23,7 @@ import msgspec
 from holdfast.core import scalars
 from holdfast.core.shapes import Shape
 from holdfast.core.trail import Problem, at_index, at_key
-from holdfast.core.trees import MARK, same
+from holdfast.core.trees import MARK, is_still, same
 
 MAX_DEPTH = 400
 """How many levels of JSON a state may have. A tuple, a set or an object takes two, a dict of pairs three."""
@@ -34,6 +34,7 @@ ABSENT: Any = object()
 Handler = Callable[[Any, Any, int], Any]
 
 _INT64 = 1 << 63
+_LONG = 16  # items; from there on a look at all of them at once costs less than one at each
 _LEAVES = frozenset({bool, type(None)})
 _dumps = msgspec.json.Encoder().encode
 
@@ -140,9 +141,13 @@ class Encoder:
             raise too_deep()
         find, refuse = self._handlers.get, self._refuse
         out: list[Any] = []
-        waiting, aligned = list(old[::-1]), False
+        if len(value) >= len(old) >= _LONG and type(value) is list and is_still(value[: len(old)], old):
+            if len(value) == len(old):
+                return old
+            out += old
+        waiting, aligned = list(old[len(out) :][::-1]), False
         try:
-            for item in value:
+            for item in value[len(out) :]:
                 before = waiting.pop() if waiting else ABSENT
                 if item is not before:
                     tree = find(type(item), refuse)(item, before, depth + 1)

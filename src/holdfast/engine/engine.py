@@ -75,9 +75,9 @@ class Engine:
         self.store, self.clock = store, clock
         self._loop = asyncio.get_running_loop()
         self.registry = Registry()
-        self.committer = Committer(store)
         self.ownership = Ownership(store, lease=lease, heartbeat=heartbeat)
         self.live: dict[str, LiveRun] = {}
+        self.committer = Committer(store, lambda: len(self.live) + self._coming)
         self.observed = on_event is not None
         self.closing = False
         self._on_event = on_event

@@ -137,12 +137,12 @@ class Recovery:
         else:
             kept = rebased(head.id, last_point(head.id, claim.entries))
         change = HeadChange(owner=None, attempt=head.attempt - 1, expires_at=None, floor=kept.seq, base=kept.seq)
-        await self._engine.committer.submit(
+        await self._engine.committer.commit(
             Commit(run=head.id, owner=self._engine.ownership.id, fence=head.fence, rebase=kept, change=change)
         )
 
     async def _give_back(self, claim: Claim) -> None:
         change = HeadChange(owner=None, attempt=claim.head.attempt - 1)
-        await self._engine.committer.submit(
+        await self._engine.committer.commit(
             Commit(run=claim.head.id, owner=self._engine.ownership.id, fence=claim.head.fence, change=change)
         )

@@ -93,7 +93,7 @@ class RunWriter:
         )
         landed = _Landed(entries, change, progress, segment)
         try:
-            reply = await self._committer.submit(commit)
+            reply = await self._committer.commit(commit)
         except StoreError:
             self._in_doubt = self._in_doubt or landed
             raise
@@ -122,7 +122,7 @@ class RunWriter:
             status=RunStatus.RUNNING, base=seq, attempt=1, error=None, ended_at=None, expires_at=None, waiting_for=None
         )
         commit = Commit(run=self.run, owner=self.owner, fence=self.fence, entries=(entry,), change=change, take=take)
-        reply = await self._committer.submit(commit)
+        reply = await self._committer.commit(commit)
         if reply.refused is not None:
             raise OwnershipLostError(self.run, self.fence)
         self._count(_Landed([entry], change, None, Segment(seq, len(body), len(body))))
@@ -131,7 +131,7 @@ class RunWriter:
     async def release(self) -> None:
         """Give the run up as it stands. A refusal means that somebody else has it already."""
         self.closed = True
-        await self._committer.submit(
+        await self._committer.commit(
             Commit(
                 run=self.run, owner=self.owner, fence=self.fence, change=HeadChange(owner=None, attempt=self.attempt)
             )
@@ -139,12 +139,12 @@ class RunWriter:
 
     async def look(self) -> tuple[Mail, ...]:
         """The mail that waits for the run; writes nothing."""
-        reply = await self._committer.submit(Commit(run=self.run, owner=self.owner, fence=self.fence))
+        reply = await self._committer.commit(Commit(run=self.run, owner=self.owner, fence=self.fence))
         return reply.mail
 
     async def replace_history(self, entry: Entry) -> None:
         """Put a full snapshot in the place of an older checkpoint and drop what lies before it."""
-        reply = await self._committer.submit(
+        reply = await self._committer.commit(
             Commit(run=self.run, owner=self.owner, fence=self.fence, rebase=entry, change=HeadChange(floor=entry.seq))
         )
         if reply.refused is None:
@@ -238,7 +238,7 @@ async def create_run(
     encoded = dumps({**body, "state": tree, "branch": 0})
     entry = seal(head.id, 1, Kind.CREATED, head.fence, head.created_at, dumps(cursor), encoded)
     commit = Commit(run=head.id, owner=head.owner, fence=head.fence, create=head, entries=(entry,))
-    reply = await committer.submit(commit)
+    reply = await committer.commit(commit)
     if reply.refused is Refusal.EXISTS:
         raise RunExistsError(head.id)
     if reply.refused is not None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import apsw
 
@@ -35,18 +35,29 @@ _inherited: list[object] = []  # kept so that a forked child never closes its pa
 _DAMAGED = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)
 
 
-@contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Turns SQLite's errors into ours, with the original as the cause."""
-    try:
-        yield
-    except _DAMAGED as error:
-        raise StoreDamagedError(None, None, f"{path}: {error}") from error
-    except apsw.Error as error:
-        raise StoreUnavailableError(
-            f"{path}: {type(error).__name__.removesuffix('Error')}: {error}. Nothing unacknowledged was counted as "
-            f"done; free space or mend the disk and its permissions, then run it again."
-        ) from error
+class translated:
+    """A context that turns SQLite's errors into ours, with the original as the cause.
+
+    A class and no generator, because every step passes through it.
+    """
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> Literal[False]:
+        if isinstance(error, _DAMAGED):
+            raise StoreDamagedError(None, None, f"{self._path}: {error}") from error
+        if isinstance(error, apsw.Error):
+            raise StoreUnavailableError(
+                f"{self._path}: {type(error).__name__.removesuffix('Error')}: {error}. Nothing unacknowledged was "
+                f"counted as done; free space or mend the disk and its permissions, then run it again."
+            ) from error
+        return False
 
 
 def check_path(path: Path) -> None:
