@@ -7,6 +7,8 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Protocol
 
+import msgspec
+
 from holdfast.errors import UsageError
 
 
@@ -18,28 +20,19 @@ class Scope(Protocol):
         ...
 
 
-class RunContext:
+class RunContext(msgspec.Struct, frozen=True, gc=False):
     """The run that the current code belongs to."""
 
-    __slots__ = ("_place", "attempt", "deadline", "flow", "id", "metadata", "step")
-
-    def __init__(
-        self,
-        *,
-        id: str,
-        flow: str,
-        step: str,
-        attempt: int,
-        place: str,
-        metadata: dict[str, Any],
-        deadline: datetime | None,
-    ) -> None:
-        self.id, self.flow, self.step, self.metadata = id, flow, step, metadata
-        self.attempt = attempt
-        """1 for the first attempt of the step, one more for each that failed or was cut off by a crash."""
-        self.deadline = deadline
-        """When the attempt times out; None without a timeout."""
-        self._place = place
+    id: str
+    flow: str
+    step: str
+    attempt: int
+    """1 for the first attempt of the step, one more for each that failed or was cut off by a crash."""
+    metadata: dict[str, Any]
+    deadline: datetime | None
+    """When the attempt times out; None without a timeout."""
+    place: tuple[str, int, int]
+    """What tells this step of this branch from all others; the idempotency key is made of it."""
 
     def __repr__(self) -> str:
         return f"<step {self.step!r} of run {self.id}, attempt {self.attempt}>"
@@ -50,7 +43,8 @@ class RunContext:
 
         Give it to services that accept one, so that an effect cut off by a crash is not repeated there.
         """
-        return blake2b(f"{self.id} {self._place} {self.step}".encode(), digest_size=16).hexdigest()
+        nonce, branch, number = self.place
+        return blake2b(f"{self.id} {nonce} {branch} {number} {self.step}".encode(), digest_size=16).hexdigest()
 
 
 _current: ContextVar[RunContext | None] = ContextVar("holdfast_run", default=None)

@@ -141,7 +141,7 @@ def failures_since(run: str, entries: Iterable[Entry]) -> tuple[int, float]:
     return count, 0.0 if last is None else float(read_body(run, last).get("retry_at") or 0.0)
 
 
-class Segment:
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """Decides whether a checkpoint is written as a change or as a whole, and keeps count of the bytes.
 
     A new segment begins when snapshot and deltas exceed twice the current state (+ 4 KB). The size of
@@ -149,17 +149,19 @@ class Segment:
     Never changed in place, so that a commit that fails leaves it as it was.
     """
 
-    __slots__ = ("_entries", "_size", "base", "plain", "written")
-
-    def __init__(self, base: int, written: int, size: int = 0, entries: int = 0, *, plain: bool = False) -> None:
-        self.base, self.written, self.plain = base, written, plain
-        self._size, self._entries = size, entries
+    base: int
+    written: int
+    size: int = 0
+    """Bytes of the state when it was last reckoned."""
+    entries: int = 0
+    plain: bool = False
+    """Whether the state is known to hold no marks."""
 
     def next(
         self, seq: int, old: Tree, new: Tree, branch: int, extra: dict[str, Any], *, whole: bool = False
     ) -> tuple[bytes, Segment]:
         """The body of the checkpoint `seq` that goes from `old` to `new`, and the segment with it."""
-        size, entries = self._size, self._entries + 1
+        size, entries = self.size, self.entries + 1
         if not whole:
             body = dumps({**extra, "delta": delta.diff(old, new), "base": self.base})
             total = self.written + len(body)

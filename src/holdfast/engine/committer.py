@@ -9,7 +9,7 @@ meanwhile collects into the next batch. Where only one run is live there is nobo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from holdfast.model import Commit, Reply
 from holdfast.store.base import Store
@@ -29,23 +29,26 @@ class Committer:
         self._turn_at = 0.0
         self._writing: asyncio.Task[None] | None = None
 
-    async def commit(self, commit: Commit) -> Reply:
+    def commit(self, commit: Commit) -> Awaitable[Reply]:
         """What the store replies. Cancelling the wait does not take the commit back."""
         if self._busy() <= 1 and not self._pending and self._writing is None:
             replies = self._store.try_commit([commit])
             if replies is not None:
-                now = self.loop.time()
-                if now > self._turn_at:
-                    # Steps that never really wait must not keep the rest of the loop from its turn.
-                    self._turn_at = now + _TURN
-                    await asyncio.sleep(0)
-                return replies[0]
+                return self._in_turn(replies[0])
         future: asyncio.Future[Reply] = self.loop.create_future()
         self._pending.append((commit, future))
         if not self._scheduled and self._writing is None:
             self._scheduled = True
             self.loop.call_soon(self._flush)
-        return await future
+        return future
+
+    async def _in_turn(self, reply: Reply) -> Reply:
+        """The reply; steps that never really wait must not keep the rest of the loop from its turn."""
+        now = self.loop.time()
+        if now > self._turn_at:
+            self._turn_at = now + _TURN
+            await asyncio.sleep(0)
+        return reply
 
     def _flush(self) -> None:
         self._scheduled = False

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.core.codec import Tree, canonical, dumps
+from holdfast.core.codec import Tree, canonical
 from holdfast.core.events import events_of, when
 from holdfast.core.history import failures_since, last_kept
 from holdfast.core.policy import CheckpointPolicy

@@ -376,15 +376,9 @@ class Runner:
     def _context(self, step: Step[..., Any], name: str) -> RunContext:
         writer = self.writer
         deadline = None if step.timeout is None else when(self._around.clock.now() + step.timeout)
-        return RunContext(
-            id=writer.run,
-            flow=self._flow.name,
-            step=name,
-            attempt=self._failures + self._takeups,
-            place=f"{self._nonce} {writer.branch} {self._cursor['step']}",
-            metadata=self._metadata,
-            deadline=deadline,
-        )
+        place = (self._nonce, writer.branch, self._cursor["step"])
+        attempt = self._failures + self._takeups
+        return RunContext(writer.run, self._flow.name, name, attempt, self._metadata, deadline, place)
 
 
 def _describe(error: BaseException) -> str:

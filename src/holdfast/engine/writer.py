@@ -20,13 +20,12 @@ StepTaken = tuple[str, float, float]
 Mark = tuple[Kind, dict[str, Any]]
 
 
-class Progress:
+class Progress(msgspec.Struct, gc=False):
     """Where a run has come to since its last checkpoint."""
 
-    __slots__ = ("cursor", "steps", "tree")
-
-    def __init__(self, tree: Tree, cursor: dict[str, Any], steps: Sequence[StepTaken]) -> None:
-        self.tree, self.cursor, self.steps = tree, cursor, steps
+    tree: Any
+    cursor: dict[str, Any]
+    steps: Sequence[StepTaken]
 
 
 class RunWriter:
@@ -215,15 +214,13 @@ class RunWriter:
             self.closed = self.given_up = True
 
 
-class _Landed:
+class _Landed(msgspec.Struct, gc=False):
     """All that a commit changes in the store, kept until it is known whether it did."""
 
-    __slots__ = ("change", "entries", "progress", "segment")
-
-    def __init__(
-        self, entries: list[Entry], change: HeadChange | None, progress: Progress | None, segment: Segment
-    ) -> None:
-        self.entries, self.change, self.progress, self.segment = entries, change, progress, segment
+    entries: list[Entry]
+    change: HeadChange | None
+    progress: Progress | None
+    segment: Segment
 
 
 def _last_checkpoint(entries: list[Entry]) -> Entry:

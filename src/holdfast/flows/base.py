@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
+import msgspec
+
 from holdfast.context import Scope
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
@@ -30,16 +32,15 @@ def check_name(what: str, name: object) -> str:
     return name
 
 
-class Position:
+class Position(msgspec.Struct, gc=False):
     """A run's state and what comes next; `cursor["next"]` None means that it has finished.
 
     `cursor` is a JSON object with at least `step` (how many steps are finished) and `next` (a name).
     """
 
-    __slots__ = ("cursor", "result", "state")
-
-    def __init__(self, state: Any, cursor: dict[str, Any], result: Any = NO_RESULT) -> None:
-        self.state, self.cursor, self.result = state, cursor, result
+    state: Any
+    cursor: dict[str, Any]
+    result: Any = NO_RESULT
 
 
 class Flow(Protocol[R_co]):

@@ -34,14 +34,15 @@ CREATE_RUN = f"insert or ignore into runs ({', '.join(_STORED)}) values ({', '.j
 
 # The hot path. Writes nothing when the fence or the owner is stale, when the entry before it is
 # missing or when its place is taken; then it gives no row. One statement, so nobody can claim the run
-# between the check and the write. Its row says whether there is any mail in the store.
+# between the check and the write.
 APPEND_NEXT = """
     insert or ignore into entries (id, kind, fence, at, cursor, "check", body)
     select (n << 32) | ?5, ?6, ?3, ?7, ?8, ?9, ?10 from runs
     where id = ?1 and owner = ?2 and fence = ?3
       and (?4 or exists (select 1 from entries where entries.id = ((n << 32) | ?5) - 1))
-    returning exists (select 1 from inbox where taken = 0)
 """
+# The same for a step by itself; its row, if it is written, says whether there is any mail in the store.
+APPEND_STEP = f"{APPEND_NEXT} returning exists (select 1 from inbox where taken = 0)"
 FIND_OWNED = "select n from runs where id = ? and owner = ? and fence = ?"
 FIND_RUN = "select n from runs where id = ?"
 LAST_SEQ = """

@@ -34,11 +34,11 @@ def write_batch(connection: apsw.Connection, batch: Sequence[Commit]) -> list[Re
         return []
     if len(batch) == 1 and _is_step(batch[0]):
         fault("commit.before")
-        rows = connection.executemany(sql.APPEND_NEXT, _bindings(batch[0])).fetchall()
+        mail = connection.execute(sql.APPEND_STEP, next(_bindings(batch[0]))).get
         fault("commit.after")
-        if rows and not rows[0][0]:
+        if mail == 0:
             return [_ACCEPTED]
-        refusals = [None] if rows else [_refusal(connection, batch[0])]
+        refusals = [None] if mail else [_refusal(connection, batch[0])]
     else:
         connection.execute("begin immediate")
         if len(batch) > 1 and _write_all(connection, batch):
@@ -68,7 +68,7 @@ def _write_all(connection: apsw.Connection, batch: Sequence[Commit]) -> bool:
     new = [commit.create for commit in batch if commit.create is not None]
     before = connection.total_changes()
     connection.executemany(sql.CREATE_RUN, map(sql.head_values, new))
-    connection.executemany(sql.APPEND_NEXT, (row for commit in batch for row in _bindings(commit))).fetchall()
+    connection.executemany(sql.APPEND_NEXT, (row for commit in batch for row in _bindings(commit)))
     changed = 0
     for commit in batch:
         changes = commit.change.fields() if commit.change is not None else None
@@ -90,7 +90,7 @@ def _write_one(connection: apsw.Connection, commit: Commit) -> Refusal | None:
         return refusal
     if commit.create is not None:
         connection.execute(sql.CREATE_RUN, sql.head_values(commit.create))
-    connection.executemany(sql.APPEND_NEXT, _bindings(commit)).fetchall()
+    connection.executemany(sql.APPEND_NEXT, _bindings(commit))
     n = connection.execute(sql.FIND_RUN, (commit.run,)).get
     for mail in commit.take:
         connection.execute(sql.TAKE_KEYED, (mail, n))
