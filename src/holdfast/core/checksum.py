@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from struct import Struct
 
 from holdfast.errors import StoreDamagedError
 from holdfast.model import Entry
 
 
+_double = Struct(">d").pack
+
+
 def checksum(run: str, seq: int, kind: str, fence: int, at: float, cursor: bytes, body: bytes) -> str:
     """16 hex digits over all of an entry and where it belongs, so that a moved one does not pass either."""
-    place = f"{run}@{seq} {kind} {fence} {at!r} {len(cursor)} ".encode()
-    return blake2b(b"".join((place, cursor, body)), digest_size=8).hexdigest()
+    place = f"{run}@{seq} {kind} {fence} {len(cursor)} ".encode()
+    return blake2b(b"".join((place, _double(at), cursor, body)), digest_size=8).hexdigest()
 
 
 def seal(run: str, seq: int, kind: str, fence: int, at: float, cursor: bytes, body: bytes) -> Entry:

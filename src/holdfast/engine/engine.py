@@ -34,6 +34,7 @@ log = logging.getLogger("holdfast")
 
 MAIL_POLL = 1.0
 MAIL_PAUSE = 0.03
+MAIL_PAUSE_EACH = 0.0002
 MAIL_QUIET = 0.06
 THREADS = 64
 
@@ -299,7 +300,7 @@ class Engine:
             except StoreError as error:
                 log.warning("holdfast: the mail could not be read: %s", error)
                 await asyncio.sleep(MAIL_POLL)
-            await asyncio.sleep(MAIL_PAUSE)
+            await asyncio.sleep(MAIL_PAUSE + MAIL_PAUSE_EACH * len(self.live))
 
     async def wait_change(self, seen: int, timeout: float) -> int:
         """What the store's `wait_change` gives, or at once when this runtime shuts down."""

@@ -224,6 +224,8 @@ class _Landed(msgspec.Struct, gc=False):
 
 
 def _last_checkpoint(entries: list[Entry]) -> Entry:
+    if len(entries) == 1:
+        return entries[0]
     return next(entry for entry in reversed(entries) if entry.kind == Kind.CHECKPOINT)
 
 

@@ -69,14 +69,12 @@ def _write_all(connection: apsw.Connection, batch: Sequence[Commit]) -> bool:
     before = connection.total_changes()
     connection.executemany(sql.CREATE_RUN, map(sql.head_values, new))
     connection.executemany(sql.APPEND_NEXT, (row for commit in batch for row in _bindings(commit)))
-    changed = 0
+    updates: dict[str, list[list[Any]]] = {}
     for commit in batch:
-        changes = commit.change.fields() if commit.change is not None else None
-        if changes:
-            values = [sql.column(name, value) for name, value in changes.items()]
-            connection.execute(sql.update_run(changes), [*values, commit.run, commit.owner, commit.fence])
-            changed += 1
-    expected = len(new) + sum(len(commit.entries) for commit in batch) + changed
+        _add_update(updates, commit)
+    for text, rows in updates.items():
+        connection.executemany(text, rows)
+    expected = len(new) + sum(len(commit.entries) for commit in batch) + sum(map(len, updates.values()))
     if connection.total_changes() - before == expected:
         return True
     connection.execute("rollback; begin immediate")
@@ -98,11 +96,20 @@ def _write_one(connection: apsw.Connection, commit: Commit) -> Refusal | None:
     if commit.rebase is not None:
         connection.execute(sql.REPLACE_ENTRY, (n, commit.rebase.seq, *_columns(commit.rebase)))
         connection.execute(sql.DROP_BEFORE, (n, commit.rebase.seq))
+    updates: dict[str, list[list[Any]]] = {}
+    _add_update(updates, commit)
+    for text, rows in updates.items():
+        connection.executemany(text, rows)
+    return None
+
+
+def _add_update(updates: dict[str, list[list[Any]]], commit: Commit) -> None:
+    """Add what the commit changes of its head to the rows of the statement that does so."""
     changes = commit.change.fields() if commit.change is not None else None
     if changes:
         values = [sql.column(name, value) for name, value in changes.items()]
-        connection.execute(sql.update_run(changes), [*values, commit.run, commit.owner, commit.fence])
-    return None
+        row = [*values, commit.run, commit.owner, commit.fence]
+        updates.setdefault(sql.update_run(changes), []).append(row)
 
 
 def _refusal(connection: apsw.Connection, commit: Commit) -> Refusal | None:
