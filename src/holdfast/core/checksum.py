@@ -8,7 +8,6 @@ from struct import Struct
 from holdfast.errors import StoreDamagedError
 from holdfast.model import Entry
 
-
 _double = Struct(">d").pack
 
 
