@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from exactly import exactly
 from holdfast.core.codec import Codec, dumps, loads
+from holdfast.errors import NotStorableError
 
 
 @dataclass
@@ -193,3 +195,61 @@ def test_lists_that_were_cut_and_filled_are_stored_exactly(first: Any, items: li
     value = CODEC.decode(tree)
     value[at : at + cut] = [first]
     assert dumps(CODEC.encode(value, like=tree)) == dumps(CODEC.encode(value))
+
+
+class _Role(StrEnum):
+    USER = "user"
+
+
+class _Tags(list):  # type: ignore[type-arg]
+    pass
+
+
+def _long(item: Any) -> dict[str, Any]:
+    return {"items": [*({"n": n, "role": "user", "tags": ["a"]} for n in range(40)), item]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (1, True),
+        (1, 1.0),
+        (0.0, -0.0),
+        ((1,), {"$": "tuple", "v": [1]}),
+        ([1], (1,)),
+        ({"a": 1, "b": 1}, {"b": 1, "a": 1}),
+        ("1", 1),
+        (None, False),
+        (float("nan"), None),
+    ],
+)
+def test_in_a_long_list_only_what_is_exactly_the_same_is_kept(before: Any, after: Any) -> None:
+    codec = Codec()
+    old = codec.encode(_long(before))
+    for _ in range(2):  # the second time the list is known by its bytes
+        state = codec.decode(old)
+        assert codec.encode(state, like=old) is old
+    state["items"][-1] = after
+    tree = codec.encode(state, like=old)
+    assert exactly(codec.decode(tree)) == exactly(_long(after))
+
+
+@pytest.mark.parametrize("place", ["role", "tags"])
+def test_in_a_long_list_an_equal_value_of_another_type_is_not_taken_for_the_old_one(place: str) -> None:
+    codec = Codec()
+    old = codec.encode(_long("x"))
+    for _ in range(2):
+        state = codec.decode(old)
+        assert codec.encode(state, like=old) is old
+    state["items"][7][place] = _Role.USER if place == "role" else _Tags(["a"])
+    with pytest.raises(NotStorableError, match=rf"state\.items\[7\]\.{place}: "):
+        codec.encode(state, like=old)
+
+
+def test_a_long_list_that_holds_itself_is_refused() -> None:
+    codec = Codec()
+    old = codec.encode(_long("x"))
+    state = codec.decode(old)
+    state["items"][3]["tags"] = state["items"]
+    with pytest.raises(NotStorableError, match="refers to itself"):
+        codec.encode(state, like=old)

@@ -13,7 +13,6 @@ stack.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from math import copysign, inf
 from operator import is_
 from typing import Any
@@ -23,7 +22,7 @@ import msgspec
 from holdfast.core import scalars
 from holdfast.core.shapes import Shape
 from holdfast.core.trail import Problem, at_index, at_key
-from holdfast.core.trees import MARK, is_still, same
+from holdfast.core.trees import MARK, LongList, same
 
 MAX_DEPTH = 400
 """How many levels of JSON a state may have. A tuple, a set or an object takes two, a dict of pairs three."""
@@ -35,7 +34,8 @@ Handler = Callable[[Any, Any, int], Any]
 
 _INT64 = 1 << 63
 _LONG = 16  # items; from there on a look at all of them at once costs less than one at each
-_LEAVES = frozenset({bool, type(None)})
+_TEXT = frozenset({str})
+_ALWAYS_LEAVES = frozenset({bool, type(None)})
 _dumps = msgspec.json.Encoder().encode
 
 
@@ -58,6 +58,7 @@ class Encoder:
             **dict.fromkeys(scalars.TAKE, _scalar),
         }
         self._shapes: dict[type, Shape] = {}
+        self._long = LongList()
 
     def add(self, cls: type, shape: Shape) -> None:
         """Handle instances of exactly `cls` by their shape."""
@@ -74,8 +75,9 @@ class Encoder:
     def _dict(self, value: dict[Any, Any], old: Any, depth: int) -> Any:
         if depth > MAX_DEPTH:
             raise too_deep()
-        plain = type(old) is dict and MARK not in old
-        same_keys = plain and len(value) == len(old) and all(map(is_, value, old))
+        if type(old) is not dict or MARK in old:
+            return self._new_dict(value, old, depth)
+        same_keys = len(value) == len(old) and all(map(is_, value, old))
         if not same_keys and not _json_keys(value):
             return self._pairs(value, old, depth)
         key = ""
@@ -95,19 +97,32 @@ class Encoder:
                         out = old.copy() if out is old else out
                         out[key] = tree
                 return out
-            out, olds = {}, old if plain else {}
+            out = {}
             for key, item in value.items():
-                # The commonest leaves are told here: a call for each would cost more than all the rest.
-                kind = type(item)
-                if not plain and ((kind is str and item.isascii()) or kind in _LEAVES):
-                    out[key] = item
-                else:
-                    out[key] = self._handlers.get(kind, self._refuse)(item, olds.get(key, ABSENT), depth + 1)
+                out[key] = self._handlers.get(type(item), self._refuse)(item, old.get(key, ABSENT), depth + 1)
         except Problem as problem:
             problem.trail.append(at_key(key))
             raise
-        unchanged = plain and list(out) == list(old) and all(map(is_, out.values(), old.values()))
+        unchanged = list(out) == list(old) and all(map(is_, out.values(), old.values()))
         return old if unchanged else out
+
+    def _new_dict(self, value: dict[Any, Any], old: Any, depth: int) -> Any:
+        """A dict where there was none. The commonest leaves are told here: a call for each would cost more."""
+        if not _json_keys(value):
+            return self._pairs(value, old, depth)
+        find, refuse, key = self._handlers.get, self._refuse, ""
+        out: dict[str, Any] = {}
+        try:
+            for key, item in value.items():
+                kind = type(item)
+                if (kind is str and item.isascii()) or kind in _ALWAYS_LEAVES:
+                    out[key] = item
+                else:
+                    out[key] = find(kind, refuse)(item, ABSENT, depth + 1)
+        except Problem as problem:
+            problem.trail.append(at_key(key))
+            raise
+        return out
 
     def _pairs(self, value: dict[Any, Any], old: Any, depth: int) -> Any:
         """A dict with keys that JSON does not have, or with a key that could be taken for a mark."""
@@ -141,13 +156,17 @@ class Encoder:
             raise too_deep()
         find, refuse = self._handlers.get, self._refuse
         out: list[Any] = []
-        if len(value) >= len(old) >= _LONG and type(value) is list and is_still(value[: len(old)], old):
-            if len(value) == len(old):
-                return old
-            out += old
+        data = None
+        if len(value) >= len(old) >= _LONG and type(value) is list:
+            data = self._long.begins(value, old)
+            if data is not None:
+                out += old
         waiting, aligned = list(old[len(out) :][::-1]), False
         try:
-            for item in value[len(out) :]:
+            for item in value[len(out) :] if out else value:
+                if not waiting and type(item) is str and item.isascii():
+                    out.append(item)  # the commonest leaf, told here as in `_new_dict`
+                    continue
                 before = waiting.pop() if waiting else ABSENT
                 if item is not before:
                     tree = find(type(item), refuse)(item, before, depth + 1)
@@ -159,7 +178,10 @@ class Encoder:
         except Problem as problem:
             problem.trail.append(at_index(len(out)))
             raise
-        return old if _are_all(out, old) else out
+        tree = old if _are_all(out, old) else out
+        if data is not None:
+            self._long.keep(tree, data)
+        return tree
 
     def _tuple(self, value: tuple[Any, ...], old: Any, depth: int) -> Any:
         items = _body(old, "tuple")
@@ -207,11 +229,9 @@ def _are_all(out: list[Any], old: Any) -> bool:
 
 def _json_keys(value: dict[Any, Any]) -> bool:
     """Whether the dict can be a JSON object that nobody takes for a mark."""
-    return (
-        all(map(is_, map(type, value), repeat(str)))
-        and MARK not in value
-        and (all(map(str.isascii, value)) or all(scalars.text(key) is key for key in value))
-    )
+    if not set(map(type, value)) <= _TEXT or MARK in value:
+        return False
+    return "".join(value).isascii() or all(scalars.text(key) is key for key in value)
 
 
 def _align(item: Any, following: Sequence[Any], tree: Any, before: Any, waiting: list[Any]) -> Any:

@@ -18,6 +18,7 @@ _flat = chain.from_iterable
 _WRITTEN = b'"$"'
 _pack = msgspec.msgpack.Encoder().encode
 _MANY_BYTES = 100_000
+_PACKED_MARK = _pack(MARK)
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _PLAIN = _LEAVES | {dict, list}
 
@@ -34,19 +35,43 @@ def same(one: Any, other: Any) -> bool:
     return kind not in (dict, list) or _dumps(one) == _dumps(other)
 
 
-def is_still(values: list[Any], trees: list[Any]) -> bool:
-    """True when each value is plain data and exactly the tree at its place; False may mean that it is not known.
+class LongList:
+    """The last long list that was encoded, kept as bytes so that the next one can be compared at C speed.
 
-    At C speed, for long lists of which little changes. Equal bytes mean the same shape, order of keys, numbers
-    and texts; what they cannot tell apart (a subclass, an enum, a tuple) has another type. Nothing of the
-    user's runs here, as `==` would. A structure that refers to itself has no bytes. Long texts are not written
-    out for this: there the items are few for their bytes, and looking at each costs less.
+    Equal bytes mean the same shape, order of keys, numbers and texts; what they cannot tell apart (a subclass,
+    an enum, a tuple) has another type. Only identity and types are asked for, so nothing of the user's runs.
+    Lists of long texts are not kept: their items are few for their bytes, and looking at each costs less.
     """
-    try:
-        if len(_pack(trees[-1])) * len(trees) > _MANY_BYTES or _pack(values) != _pack(trees):
-            return False
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return False
+
+    def __init__(self) -> None:
+        self._kept: tuple[Any, bytes] = (None, b"")
+
+    def begins(self, values: list[Any], trees: list[Any]) -> bytes | None:
+        """The bytes of `values` when they are plain data that begins with exactly `trees`; else, or not known, None."""
+        known, before = self._kept
+        try:
+            if known is not trees:
+                if len(_pack(trees[-1])) * len(trees) > _MANY_BYTES:
+                    return None
+                before = _items(trees)
+                if _PACKED_MARK in before:
+                    return None  # plain data may look like a mark, and is not what the mark stands for
+            now = _items(values)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return None  # not plain; a structure that refers to itself has no bytes either
+        return now if now.startswith(before) and _is_plain_data(values) else None
+
+    def keep(self, trees: list[Any], data: bytes) -> None:
+        """Remember that these are the bytes of that tree."""
+        self._kept = (trees, data) if len(data) <= _MANY_BYTES else (None, b"")
+
+
+def _items(values: list[Any]) -> bytes:
+    """The items one after the other, without the length in front of them."""
+    return _pack(values)[1 if len(values) < 16 else 3 if len(values) < 1 << 16 else 5 :]
+
+
+def _is_plain_data(values: list[Any]) -> bool:
     level = values
     while not (kinds := set(map(type, level))) <= _LEAVES:
         if not kinds <= _PLAIN:
