@@ -14,7 +14,12 @@ RUNS, RUN_STEPS = 500, 5
 TURNS, EDGE, MESSAGE_BYTES = 300, 50, 2000
 CUT_RUNS, CUT_STEPS, CUT_DONE = 1000, 5, 3
 
-WORDS = ["agent", "plan", "step", "verify", "estimate", "compare", "contract", "clause", "liability", "revenue", "quarter", "forecast", "analysis", "hypothesis", "experiment", "measurement", "temperature", "pressure", "voltage", "sensor", "firmware", "search", "result", "tool", "call", "function", "returned", "error", "retry", "database", "schema", "column", "migration", "deploy", "service", "latency", "timeout", "request"]
+WORDS = [
+    *("agent", "plan", "step", "verify", "estimate", "compare", "contract", "clause", "liability", "revenue"),
+    *("quarter", "forecast", "analysis", "hypothesis", "experiment", "measurement", "temperature", "pressure"),
+    *("voltage", "sensor", "firmware", "search", "result", "tool", "call", "function", "returned", "error"),
+    *("retry", "database", "schema", "column", "migration", "deploy", "service", "latency", "timeout", "request"),
+]
 
 
 @functools.cache

@@ -50,6 +50,11 @@ class Flow(Protocol[R_co]):
     policy: CheckpointPolicy | None
 
     @property
+    def result_type(self) -> type[R_co] | None:
+        """The declared type of what a run gives, for type checkers; None when it is not declared."""
+        ...
+
+    @property
     def types(self) -> Iterable[Any]:
         """The types (or annotations) that the flow's state may hold."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from holdfast.context import Scope
 from holdfast.core.policy import CheckpointPolicy
@@ -23,6 +23,28 @@ class Pipeline(Generic[S]):
     The result of a run is the final state, or what `End(result)` carries. `state` declares the type of
     the state, so that it comes back as that type. Functions without a name are named by position.
     """
+
+    # Without a declared state the type is Any, so that a type checker asks for no annotation.
+    @overload
+    def __init__(
+        self: Pipeline[Any],
+        name: str,
+        steps: Sequence[Callable[..., Any]] | AdvanceFn,
+        *,
+        state: None = None,
+        total: int | None = None,
+        policy: CheckpointPolicy | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        name: str,
+        steps: Sequence[Callable[..., Any]] | AdvanceFn,
+        *,
+        state: type[S],
+        total: int | None = None,
+        policy: CheckpointPolicy | None = None,
+    ) -> None: ...
 
     def __init__(
         self,
@@ -50,6 +72,11 @@ class Pipeline(Generic[S]):
 
     def __repr__(self) -> str:
         return f"<pipeline {self.name}: {' → '.join(self._names)}>"
+
+    @property
+    def result_type(self) -> type[S] | None:
+        """The declared type of the state; a run's result unless a step ends it with something else."""
+        return self._state
 
     @property
     def types(self) -> Iterable[Any]:
