@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast import Pipeline, Runtime
+from holdfast.model import Commit, Reply
+from holdfast.store.sqlite import SqliteStore
 
 WORDS = "agent plan step verify estimate compare contract clause liability revenue quarter forecast".split()  # noqa: SIM905
 
@@ -37,3 +42,23 @@ async def test_a_state_that_changes_wholly_is_not_written_more_than_twice(tmp_pa
         await rt.run(Pipeline("turn", turn, total=20), {"all": []}, id="turn")
     on_disk = sum(file.stat().st_size for file in tmp_path.iterdir())
     assert on_disk < 2 * 20 * len(json.dumps([message(n) for n in range(10)]))
+
+
+async def test_a_large_state_is_never_written_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inline: list[int] = []
+    write_now = SqliteStore.try_commit
+
+    def watched(self: SqliteStore, batch: Sequence[Commit]) -> list[Reply] | None:
+        inline.extend(len(entry.body) for commit in batch for entry in commit.entries)
+        return write_now(self, batch)
+
+    async def grow(state: dict[str, Any]) -> dict[str, Any]:
+        return {"blob": "x" * 1_000_000}
+
+    monkeypatch.setattr(SqliteStore, "try_commit", watched)
+    async with Runtime(f"sqlite:{tmp_path}/runs.db") as rt:
+        result = await rt.run(Pipeline("grow", [grow]), {}, id="grow")
+    assert len(result["blob"]) == 1_000_000
+    assert 0 < max(inline) < 1_000_000

@@ -15,6 +15,7 @@ from holdfast.model import Commit, Reply
 from holdfast.store.base import Store
 
 _TURN = 0.002
+_LARGE = 256 * 1024
 _Waiting = tuple[Commit, "asyncio.Future[Reply]"]
 
 
@@ -32,7 +33,7 @@ class Committer:
     def commit(self, commit: Commit) -> Awaitable[Reply]:
         """What the store replies. Cancelling the wait does not take the commit back."""
         if self._busy() <= 1 and not self._pending and self._writing is None:
-            replies = self._store.try_commit([commit])
+            replies = self._at_once(commit)
             if replies is not None:
                 return self._in_turn(replies[0])
         future: asyncio.Future[Reply] = self.loop.create_future()
@@ -41,6 +42,13 @@ class Committer:
             self._scheduled = True
             self.loop.call_soon(self._flush)
         return future
+
+    def _at_once(self, commit: Commit) -> list[Reply] | None:
+        """Write on this thread, unless it is so much that the loop would stand still for it."""
+        for entry in commit.entries:
+            if len(entry.body) > _LARGE:
+                return None
+        return self._store.try_commit([commit])
 
     async def _in_turn(self, reply: Reply) -> Reply:
         """The reply; steps that never really wait must not keep the rest of the loop from its turn."""
@@ -57,7 +65,7 @@ class Committer:
         batch, self._pending = self._pending, []
         if len(batch) == 1:
             try:
-                replies = self._store.try_commit([batch[0][0]])
+                replies = self._at_once(batch[0][0])
             except Exception as error:
                 _fail(batch, error)
                 return
