@@ -40,8 +40,8 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
                 raise UsageError(f"CheckpointPolicy({name}={value!r}): it must be a whole number of at least 1")
         for name in ("interval", "throttle", "ttl"):
             value = seconds(getattr(self, name))
-            if value is not None and not value >= 0:
-                raise UsageError(f"CheckpointPolicy({name}={value!r}): a duration is not negative")
+            if value is not None and (type(value) not in (int, float) or not value >= 0):
+                raise UsageError(f"CheckpointPolicy({name}={value!r}): seconds or a timedelta, not negative")
         if isinstance(self.on_complete, str):
             raise UsageError(f"CheckpointPolicy(on_complete={self.on_complete!r}): give a list of names")
         if self.on_finish not in ("keep", "delete", "delete_on_success"):
@@ -70,6 +70,13 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def deletes_history(self, *, success: bool) -> bool:
         """Whether a run that ends keeps only its last checkpoint."""
         return self.on_finish == "delete" or (self.on_finish == "delete_on_success" and success)
+
+
+def check_policy(policy: object) -> CheckpointPolicy | None:
+    """The policy itself, or None. Raises UsageError for anything else."""
+    if policy is not None and not isinstance(policy, CheckpointPolicy):
+        raise UsageError(f"policy={policy!r} must be a CheckpointPolicy, e.g. CheckpointPolicy(every_n_steps=3)")
+    return policy
 
 
 def seconds(duration: float | timedelta | None) -> float | None:

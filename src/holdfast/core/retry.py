@@ -24,8 +24,14 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     never: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise UsageError(f"RetryPolicy(attempts={self.attempts}): at least one attempt is needed")
+        if type(self.attempts) is not int or self.attempts < 1:
+            raise UsageError(f"RetryPolicy(attempts={self.attempts!r}): it must be a whole number of at least 1")
+        if not isinstance(self.never, tuple) or not all(isinstance(c, type) for c in self.never):
+            raise UsageError(f"RetryPolicy(never={self.never!r}): give a tuple of error classes, e.g. (ValueError,)")
+        for name in ("first_delay", "factor", "max_delay", "jitter"):
+            value = getattr(self, name)
+            if type(value) not in (int, float):
+                raise UsageError(f"RetryPolicy({name}={value!r}): it must be a number")
         if self.first_delay < 0 or self.max_delay < 0 or self.factor < 1 or not 0 <= self.jitter <= 1:
             raise UsageError("RetryPolicy: delays are not negative, factor is at least 1, jitter between 0 and 1")
 

@@ -109,8 +109,14 @@ class Step(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
         if self.is_async and executor is not None:
             raise UsageError(f"step {name or fn!r}: an executor runs def functions, not async ones")
-        if timeout is not None and not timeout > 0:
-            raise UsageError(f"step {name or fn!r}: timeout={timeout!r} must be more than 0 seconds")
+        if timeout is not None and (type(timeout) not in (int, float) or not timeout > 0):
+            raise UsageError(f"step {name or fn!r}: timeout={timeout!r} must be a number of seconds, more than 0")
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise UsageError(
+                f"step {name or fn!r}: retry={retry!r} must be a RetryPolicy, e.g. RetryPolicy(attempts=3)"
+            )
+        if executor is not None and not isinstance(executor, Executor):
+            raise UsageError(f"step {name or fn!r}: executor={executor!r} must be a concurrent.futures.Executor")
         if name is not None:
             check_name("a step", name)
         functools.update_wrapper(self, fn)
@@ -159,8 +165,9 @@ def step(
 ) -> Step[P, R] | Callable[[Callable[P, R]], Step[P, R]]:
     """Make a step of a function, `def` or `async def`; `@step` and `@step(...)` both work.
 
-    `timeout` is in seconds and counts for each attempt. `executor` is any concurrent.futures.Executor
-    that a `def` step is to run in.
+    `timeout` is in seconds and counts for each attempt. A thread cannot be stopped: after the timeout of a
+    `def` step its late result is refused, but it may still be running beside the next attempt. `executor` is
+    any concurrent.futures.Executor that a `def` step is to run in.
     """
     if fn is not None:
         return Step(fn)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 from holdfast.context import Scope
-from holdfast.core.policy import CheckpointPolicy
+from holdfast.core.policy import CheckpointPolicy, check_policy
 from holdfast.errors import UsageError
 from holdfast.flows.base import AdvanceFn, End, Position, Step, as_step, check_name
 from holdfast.flows.input import fit_input
@@ -55,7 +55,7 @@ class Pipeline(Generic[S]):
         total: int | None = None,
         policy: CheckpointPolicy | None = None,
     ) -> None:
-        self.name, self.policy = check_name("a pipeline", name), policy
+        self.name, self.policy = check_name("a pipeline", name), check_policy(policy)
         self._state = state
         self._loop = callable(steps)
         self._total = total
