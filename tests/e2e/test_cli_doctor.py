@@ -64,6 +64,7 @@ def test_damage_is_named_by_run_and_seq_and_does_not_stop_the_check(cli: Any, st
     found = json.loads(done.stdout)
     assert not found["ok"]
     assert {problem["run"] for problem in found["problems"]} == {"r1"}
+    assert found["runs"] == 3
     text, seq = TAMPERING[statement]
     assert any(text in problem["problem"] and problem["seq"] == seq for problem in found["problems"]), found
     assert cli("doctor").returncode == 7

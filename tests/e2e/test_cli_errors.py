@@ -35,6 +35,11 @@ def test_looking_at_a_store_that_is_not_there_does_not_create_it(cli: Any, comma
     assert set(cli.folder.iterdir()) == before
 
 
+def test_a_store_without_a_name_is_told_how_one_of_its_kind_is_written(cli: Any) -> None:
+    assert "Write file:runs or" in failed(cli("ls", HOLDFAST_STORE="file:"), 2)
+    assert "Write sqlite:runs.db or" in failed(cli("ls", HOLDFAST_STORE="sqlite:"), 2)
+
+
 def test_a_directory_as_the_database_is_refused(cli: Any) -> None:
     assert "not a plain file" in failed(cli("ls", "--store", "."), 7)
 

@@ -16,9 +16,11 @@ from holdfast.cli.codes import Exit
 from holdfast.cli.options import json_option, meta_option, read_meta, read_text, store_option, where
 from holdfast.cli.output import as_json, out, pretty_json, print_table, say, shown
 from holdfast.core.ids import parse_ref
+from holdfast.engine.doctor import examine
 from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError
 from holdfast.model import Checkpoint, Event, Problem, Run, RunStatus
 from holdfast.runtime import Runtime
+from holdfast.store.locate import default_location, locate
 
 T = TypeVar("T")
 
@@ -187,8 +189,13 @@ def doctor(store: str | None, json_: bool) -> Exit:
         for problem in problems:
             out(f"{shown(_place(problem))}: {shown(problem.problem)}")
         damaged = len({problem.run for problem in problems if problem.run is not None})
-        out(f"{runs} runs checked: {f'{len(problems)} problems, {damaged} runs damaged' if problems else 'all sound'}")
+        found = f"{_count(len(problems), 'problem')}, {_count(damaged, 'run')} damaged" if problems else "all sound"
+        out(f"{_count(runs, 'run')} checked: {found}")
     return Exit.STORE if problems else Exit.OK
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _place(problem: Problem) -> str:
@@ -198,14 +205,14 @@ def _place(problem: Problem) -> str:
 
 
 async def _examine(store: str | None) -> tuple[int, list[Problem]]:
-    runs, problems = 0, []
+    runs: set[str] = set()
+    examined = locate(default_location(create=False) if store is None else store, create=False)
     try:
-        async with Runtime(where(store), create=False) as runtime:
-            problems = [problem async for problem in runtime.doctor()]
-            async for _ in runtime.list():
-                runs += 1
-    except StoreDamagedError as error:
-        # Too damaged to be opened, or to be listed to the end.
-        if not any(problem.run == error.run_id for problem in problems):
-            problems.append(Problem(error.run_id, error.seq, error.problem))
-    return runs, problems
+        await examined.open()
+        try:
+            problems = [problem async for problem in examine(examined, runs.add)]
+        finally:
+            await examined.close()
+    except StoreDamagedError as error:  # too damaged to be opened
+        problems = [Problem(error.run_id, error.seq, error.problem)]
+    return len(runs), problems

@@ -6,7 +6,7 @@ when its head has moved on and something seemed wrong: retention may have droppe
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from msgspec.structs import replace
 
@@ -22,10 +22,12 @@ _PAGE = 200
 _LOOKS = 5
 
 
-async def examine(store: Store) -> AsyncIterator[Problem]:
-    """Every problem of the store, those of its own structure first."""
+async def examine(store: Store, looked_at: Callable[[str], object] = lambda run: None) -> AsyncIterator[Problem]:
+    """Every problem of the store, those of its own structure first; `looked_at` is told of every run."""
     try:
         for run, text in await store.inspect():
+            if run is not None:
+                looked_at(run)  # a list may leave it out
             yield Problem(run, None, text)
     except Exception as error:  # a tampered store may make anything fail: that is a finding, not a reason to stop
         yield _broken(None, "its structure cannot be checked", error)
@@ -37,6 +39,7 @@ async def examine(store: Store) -> AsyncIterator[Problem]:
             yield _broken(None, "the list of its runs cannot be read", error)
             return
         for head in heads:
+            looked_at(head.id)
             for problem in await _examine_run(store, head):
                 yield problem
         if len(heads) < _PAGE:

@@ -74,7 +74,10 @@ def default_location(*, create: bool = True) -> str:
 def _path(rest: str, text: str) -> str:
     path = rest.removeprefix("//") if rest.startswith("///") else rest
     if path.startswith("//") or not path:
-        raise UsageError(f"{_shown(text)} names no file. Write sqlite:runs.db or sqlite:/var/lib/app/runs.db")
+        scheme, what, example = (
+            ("file", "folder", "runs") if text.startswith("file:") else ("sqlite", "file", "runs.db")
+        )
+        raise UsageError(f"{_shown(text)} names no {what}. Write {scheme}:{example} or {scheme}:/var/lib/app/{example}")
     return path
 
 

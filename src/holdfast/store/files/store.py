@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections import deque
@@ -26,6 +27,7 @@ from holdfast.store.files.folder import INBOX, LOG, RunFolder
 from holdfast.store.files.leases import Leases
 from holdfast.store.files.root import clean_up, last_change, list_runs, list_strangers, note_change, open_root
 
+log = logging.getLogger("holdfast")
 T = TypeVar("T")
 Durability = Literal["power", "process"]
 _POLL = (0.002, 0.05)  # seconds between looks for changes by other processes: at first, and after a while
@@ -37,7 +39,7 @@ class FilesStore(Store):
     Each run has a folder of its own with a log and an inbox in JSON lines that a person can read. Every
     line has a checksum. A write that power loss cut short is cut off by the next one and told by
     `inspect`. A run that is damaged otherwise raises StoreDamagedError when it is read, is left out of
-    lists and claims, and its commits are refused as STALE when others are in the same batch.
+    lists and claims with one warning in the log, and its commits are refused as STALE when others are in the same batch.
 
     `durability="power"`: what is committed survives power loss. `durability="process"`: it survives the
     process, but a power cut may take back the last commits or damage the runs that were written last.
@@ -63,6 +65,7 @@ class FilesStore(Store):
         self._opened: tuple[int, ThreadPoolExecutor] | None = None
         self._folders: dict[str, RunFolder] = {}
         self._cut: deque[tuple[str | None, str]] = deque(maxlen=1000)
+        self._told: set[str] = set()  # damaged runs that somebody knows of
         self._changes = Changes()
 
     # Opening and closing
@@ -265,7 +268,12 @@ class FilesStore(Store):
         for run in runs:
             try:
                 found = self._head(run, live)
-            except (StoreDamagedError, InvalidIdError):
+            except InvalidIdError:
+                continue
+            except StoreDamagedError as error:
+                if run not in self._told:
+                    self._told.add(run)
+                    log.warning("holdfast: left out: %s", error)
                 continue
             if found is not None:
                 yield found
@@ -302,6 +310,7 @@ class FilesStore(Store):
                 if folder is not None:
                     known.catch_up(folder)
         except StoreDamagedError as error:
+            self._told.add(run)
             return [(run, error.problem if error.seq is None else f"{error.problem} (at seq {error.seq})")]
         torn = "ends with {} bytes of a write that did not finish; the next write cuts them off"
         return [(run, f"{file} {torn.format(known.torn(file))}") for file in (LOG, INBOX) if known.torn(file)]
