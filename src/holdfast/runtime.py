@@ -123,6 +123,7 @@ class Runtime:
         self._verbs: Verbs | None = None
         self._looking: asyncio.Task[None] | None = None
         self._hurry: asyncio.Event | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     # Opening and closing
 
@@ -132,7 +133,7 @@ class Runtime:
         await self._store.open()
         self._engine = engine = Engine(self._store, self._clock, **self._settings)
         engine.registry.register(*self._to_register)
-        self._reader = Reader(self._store, engine.registry)
+        self._reader = Reader(self._store, engine.registry, engine.wait_change)
         self._verbs = Verbs(engine, self._reader)
         self._recovery = Recovery(engine)
         self._hurry = asyncio.Event()
@@ -156,15 +157,25 @@ class Runtime:
         """
         if self._hurry is None:
             return
-        if self._engine is None or self._engine.closing:
+        if self._engine is None or self._closing is not None:
             self._hurry.set()
             return
         if self._looking is not None:
             self._looking.cancel()
+        self._closing = closing = asyncio.ensure_future(self._close(self._engine, self._hurry))
         try:
-            await self._engine.shutdown(self._grace, self._hurry)
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            # Whoever gives up waiting wants it done at once, but done: nobody else can take what is still owned.
+            self._hurry.set()
+            await asyncio.wait({closing})
+            raise
+
+    async def _close(self, engine: Engine, hurry: asyncio.Event) -> None:
+        try:
+            await engine.shutdown(self._grace, hurry)
         finally:
-            self._engine = self._verbs = None
+            self._engine = self._verbs = self._closing = None
             await self._store.close()
 
     def _verbs_now(self) -> Verbs:
@@ -339,7 +350,8 @@ class Runtime:
         """What happened in a run behind the place `after`, in order; with `follow`, as it goes on.
 
         `after` is a seq, or the last event seen, so that a reader who comes back misses nothing and sees
-        nothing twice. Following ends when the run has ended; a restart of its process does not end it.
+        nothing twice. Following ends when the run has ended; a restart of its process does not end it, and
+        closing this runtime raises RunInterruptedError.
         """
         self._verbs_now()
         async for event in self._reader.events(check_id(id), after, follow):

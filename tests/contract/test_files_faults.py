@@ -224,10 +224,18 @@ async def test_the_folder_of_a_new_store_is_synced_too(store: FilesStore, trace:
     await new.close()
 
 
-async def test_without_power_durability_nothing_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda file: pytest.fail("synced"))
+async def test_what_says_the_version_is_synced_whatever_the_runs_are(store: FilesStore, trace: list[str]) -> None:
+    """Torn by a power cut, it would have the whole store refused."""
+    new = FilesStore(store.path / "new", durability="process")
+    await new.open()
+    assert [step for step in trace if step.startswith("sync")] == ["sync new/.holdfast.json.tmp", "sync new"]
+    await new.close()
+
+
+async def test_without_power_durability_no_run_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FilesStore(tmp_path / "runs", durability="process")
     await store.open()
+    monkeypatch.setattr(os, "fsync", lambda file: pytest.fail("synced"))
     await store.commit([create("run"), commit("run", 2)])
     await store.post_mail("run", Mail("send"))
     assert await store.delete_run("run")

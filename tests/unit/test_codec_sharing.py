@@ -253,3 +253,11 @@ def test_a_long_list_that_holds_itself_is_refused() -> None:
     state["items"][3]["tags"] = state["items"]
     with pytest.raises(NotStorableError, match="refers to itself"):
         codec.encode(state, like=old)
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_data_that_looks_like_the_mark_of_what_it_replaces_is_not_taken_for_it(count: int) -> None:
+    codec = Codec()
+    old = codec.encode([[(1, 2)] for _ in range(count)])
+    lookalike = [[{"$": "tuple", "v": [1, 2]}] for _ in range(count)]
+    assert codec.decode(codec.encode(lookalike, like=old)) == lookalike

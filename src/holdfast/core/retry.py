@@ -44,6 +44,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def delay(self, attempt: int, random: Callable[[], float]) -> float:
         """Seconds to wait after the `attempt`-th (from 1) failure; `random` gives 0 to 1."""
-        # The exponent is bounded so that a huge count cannot overflow.
-        grown = min(self.first_delay * self.factor ** min(attempt - 1, 64), self.max_delay)
+        try:
+            grown = min(self.first_delay * self.factor ** (attempt - 1), self.max_delay)
+        except OverflowError:
+            grown = self.max_delay if self.first_delay else 0.0
         return grown * (1 + self.jitter * (2 * random() - 1))

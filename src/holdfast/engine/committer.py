@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from holdfast.model import Commit, Reply
+from holdfast.model import Commit, Entry, Reply
 from holdfast.store.base import Store
 
 _TURN = 0.002
@@ -82,6 +82,10 @@ class Committer:
         finally:
             self._writing = None
             self._flush()
+
+    async def read_back(self, run: str, after: int) -> list[Entry]:
+        """What stands in the log of a run behind that seq, for whoever does not know what became of a commit."""
+        return await self._store.read_entries(run, after=after)
 
     async def drain(self) -> None:
         """Return when nothing is under way any more."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,6 +18,7 @@ from holdfast.core.history import failures_since, last_kept
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.committer import Committer
+from holdfast.engine.custody import Custody
 from holdfast.engine.ownership import Ownership
 from holdfast.engine.registry import Registry
 from holdfast.engine.retention import Retention
@@ -26,11 +26,12 @@ from holdfast.engine.runner import Outcome, Runner
 from holdfast.engine.scope import StepScope
 from holdfast.engine.threads import Lanes
 from holdfast.engine.writer import RunWriter, create_run
-from holdfast.errors import HoldfastError, OwnershipLostError, RunInterruptedError, StoreError
+from holdfast.errors import HoldfastError, OwnershipLostError, RunInterruptedError, StoreError, UsageError
 from holdfast.model import Claim, Entry, Event, Head, Kind, Query, RunStatus
 from holdfast.store.base import Store
 
 log = logging.getLogger("holdfast")
+T = TypeVar("T")
 
 MAIL_POLL = 1.0
 MAIL_PAUSE = 0.03
@@ -79,6 +80,9 @@ class Engine:
         self.ownership = Ownership(store, lease=lease, heartbeat=heartbeat)
         self.live: dict[str, LiveRun] = {}
         self.committer = Committer(store, lambda: len(self.live) + self._coming)
+        self.custody = Custody(
+            store, self.committer, clock, self.ownership, drives=self.live.__contains__, added=self._send_postman
+        )
         self.observed = on_event is not None
         self.closing = False
         self._on_event = on_event
@@ -87,11 +91,11 @@ class Engine:
         self._concurrency, self._coming = concurrency, 0
         self._slots = asyncio.Semaphore(concurrency)
         self._lanes = Lanes(THREADS)
-        self._orphans: list[RunWriter] = []
         self._created = 0
         self._postman: asyncio.Task[None] | None = None
         self._observers: set[asyncio.Task[Any]] = set()
         self._waits: set[asyncio.Task[int]] = set()
+        self._under_way: set[asyncio.Task[Any]] = set()
 
     # Events
 
@@ -105,7 +109,7 @@ class Engine:
                 task = asyncio.ensure_future(result)
                 self._observers.add(task)
                 task.add_done_callback(self._observed)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             log.exception("holdfast: on_event raised for %s of run %s", event.type, event.run)
 
     def _observed(self, task: asyncio.Task[Any]) -> None:
@@ -114,6 +118,19 @@ class Engine:
             log.error("holdfast: on_event raised", exc_info=error)
 
     # In
+
+    async def to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the work gives that brings a run in. Giving up the wait does not stop it half-way.
+
+        Otherwise the run would be owned by a process that lives and does not drive it, and nobody else could.
+        """
+        if self.closing:
+            work.close()
+            raise UsageError("this Runtime is shutting down and starts nothing any more")
+        task = asyncio.ensure_future(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
 
     @property
     def free_slots(self) -> int:
@@ -156,6 +173,9 @@ class Engine:
         self._coming += 1
         try:
             writer = await create_run(self.committer, self.clock, head, tree, cursor, body)
+        except StoreError:
+            self.custody.doubt(run)
+            raise
         finally:
             self._coming -= 1
         if self.observed:
@@ -182,11 +202,10 @@ class Engine:
         """
         head, name = claim.head, writer.cursor["next"]
         failures, retry_at = failures_since(head.id, claim.entries)
-        if writer.attempt > self._crash_limit:
-            times = writer.attempt - 1
-            error = f"given up after {times} crashes in step {name!r} without progress"
-            return await self._give_up(head, writer, name, error)
-        with self.giving_up(writer):
+        with self.custody.giving_up(writer):
+            if writer.attempt > self._crash_limit:
+                error = f"given up after {writer.attempt - 1} crashes in step {name!r} without progress"
+                return await self._give_up(head, writer, name, error)
             entries = await self._for_retention(head)
         if not writer.written:
             writer.marks_due.append((Kind.RESUMED, {"from": writer.checkpoint_seq}))
@@ -233,9 +252,10 @@ class Engine:
     def _launch(self, head: Head, writer: RunWriter, **known: Any) -> LiveRun:
         live = self._live_run(head, writer, **known)
         self.live[head.id] = live
+        if self.closing:
+            live.runner.control.request_stop()
         live.task = asyncio.ensure_future(self._drive(live))
-        if self._postman is None:
-            self._postman = asyncio.ensure_future(self._carry_mail())
+        self._send_postman()
         return live
 
     # On the way
@@ -250,6 +270,9 @@ class Engine:
             outcome = await runner.drive()
         except HoldfastError as error:
             outcome = Outcome(error=error)
+        except Exception as error:
+            assert outcome.error is not None
+            outcome.error.__cause__ = error  # not of our making, e.g. a clock of the user's: who waits is told
         finally:
             if held:
                 self._slots.release()
@@ -278,9 +301,13 @@ class Engine:
             log.warning("holdfast: %s", error)
             self._show("ownership_lost", live.id, error=str(error))
         elif not writer.given_up:
-            self._orphans.append(writer)
+            self.custody.add(writer)
         if not live.done.done():
             live.done.set_result(outcome)
+
+    def _send_postman(self) -> None:
+        if self._postman is None:
+            self._postman = asyncio.ensure_future(self._carry_mail())
 
     async def _carry_mail(self) -> None:
         """Bring live runs what others post for them while a step is under way."""
@@ -296,16 +323,19 @@ class Engine:
                 query = Query(ids=ids, has_mail=True, limit=max(len(ids), 1))
                 for head in await self.store.list_heads(query) if ids else ():
                     await self.fetch_mail(head.id)
-                await self.release_orphans()
+                await self.custody.release()
             except StoreError as error:
                 log.warning("holdfast: the mail could not be read: %s", error)
                 await asyncio.sleep(MAIL_POLL)
             await asyncio.sleep(MAIL_PAUSE + MAIL_PAUSE_EACH * len(self.live))
 
-    async def wait_change(self, seen: int, timeout: float) -> int:
-        """What the store's `wait_change` gives, or at once when this runtime shuts down."""
+    async def wait_change(self, run: str, seen: int, timeout: float) -> int:
+        """What the store's `wait_change` gives to whoever follows the run.
+
+        Raises RunInterruptedError when this runtime shuts down: whoever has the run goes on with it.
+        """
         if self.closing:
-            return seen
+            raise RunInterruptedError(run)
         wait = asyncio.ensure_future(self.store.wait_change(seen, timeout))
         self._waits.add(wait)
         wait.add_done_callback(self._waits.discard)
@@ -315,7 +345,7 @@ class Engine:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise  # the caller was cancelled, not the wait
-            return seen
+            raise RunInterruptedError(run) from None
 
     async def fetch_mail(self, run: str) -> None:
         """Look into the inbox of a run that is live here."""
@@ -323,55 +353,36 @@ class Engine:
         if live is not None and not live.runner.writer.closed:
             live.runner.control.deliver(await live.runner.writer.look())
 
-    @contextmanager
-    def giving_up(self, writer: RunWriter) -> Iterator[None]:
-        """A claimed run whose first write fails inside is given up as soon as the store can be written again."""
-        try:
-            yield
-        except StoreError:
-            self._orphans.append(writer)
-            raise
-
-    async def release_orphan(self, run: str) -> None:
-        """Give this run up if it left when the store could not be written."""
-        if any(writer.run == run for writer in self._orphans):
-            await self.release_orphans()
-
-    async def release_orphans(self) -> None:
-        """Give up the runs that left when the store could not be written."""
-        orphans, self._orphans = self._orphans, []
-        for writer in orphans:
-            try:
-                await writer.release()
-            except StoreError:
-                self._orphans.append(writer)
-
     # Out
 
     async def shutdown(self, grace: float, hurry: asyncio.Event) -> None:
         """Hand every run back: after its step within the grace time, in the middle of it afterwards."""
         self.closing = True
-        for wait in self._waits:
-            wait.cancel()  # nobody may still be looking when the store is closed
-        for live in list(self.live.values()):
-            live.runner.control.request_stop()
-        await self._settle(grace, hurry)
-        for live in list(self.live.values()):
-            live.runner.control.request_stop(at_once=True)
-        await self._settle(1.0, None)
-        for live in list(self.live.values()):
-            # Its code neither returns nor lets itself be cancelled: take the run away from it.
-            await self._hand_back_anyway(live)
-        if self._postman is not None:
-            self._postman.cancel()
-        await self.committer.drain()
-        if self._observers:
-            await asyncio.wait(self._observers, timeout=1.0)
         try:
-            await self.release_orphans()
+            for wait in self._waits:
+                wait.cancel()  # nobody may still be looking when the store is closed
+            self._stop_all()
+            if self._under_way:
+                await asyncio.wait(self._under_way, timeout=max(grace, 1.0))
+            await self._settle(grace, hurry)
+            self._stop_all(at_once=True)
+            await self._settle(1.0, None)
+            for live in list(self.live.values()):
+                # Its code neither returns nor lets itself be cancelled: take the run away from it.
+                await self._hand_back_anyway(live)
+            await self.committer.drain()
+            if self._observers:
+                await asyncio.wait(self._observers, timeout=1.0)
+            await self.custody.release()
         finally:
+            if self._postman is not None:
+                self._postman.cancel()
             self._lanes.close()
             await self.ownership.end()
+
+    def _stop_all(self, *, at_once: bool = False) -> None:
+        for live in list(self.live.values()):
+            live.runner.control.request_stop(at_once=at_once)
 
     async def _settle(self, seconds: float, hurry: asyncio.Event | None) -> None:
         tasks: set[asyncio.Future[Any]] = {live.task for live in self.live.values() if live.task is not None}
@@ -387,7 +398,7 @@ class Engine:
         try:
             await live.runner.interrupt()
         except HoldfastError:
-            self._orphans.append(live.runner.writer)
+            self.custody.add(live.runner.writer)
         if not live.done.done():
             live.done.set_result(Outcome(error=RunInterruptedError(live.id)))
 

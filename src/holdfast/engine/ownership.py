@@ -25,6 +25,7 @@ class Ownership:
     def __init__(self, store: Store, *, lease: float, heartbeat: float) -> None:
         self._store, self._lease, self._heartbeat = store, lease, heartbeat
         self.owner = Owner(new_owner(), f"{socket.gethostname()}:{os.getpid()}")
+        self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._begun: asyncio.Future[None] | None = None
@@ -49,10 +50,11 @@ class Ownership:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._heartbeat):
+        # A loop that is gone drives nothing any more, whether or not somebody said so: let the lease run out.
+        while not (self._stop.wait(self._heartbeat) or self._loop.is_closed()):
             try:
                 self._store.beat(self.owner, self._lease)
-            except StoreError as error:
+            except Exception as error:
                 # A missed beat only lets others take over sooner; the fence keeps that safe.
                 log.warning("holdfast: the heartbeat of %s failed: %s", self.owner.name, error)
 

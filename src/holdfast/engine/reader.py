@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -64,8 +64,9 @@ def _run_view(head: Head) -> Run:
 class Reader:
     """Reads runs of one store with the types of one program."""
 
-    def __init__(self, store: Store, registry: Registry) -> None:
-        self._store, self._registry = store, registry
+    def __init__(self, store: Store, registry: Registry, wait: Callable[[str, int, float], Awaitable[int]]) -> None:
+        """`wait` is the store's `wait_change` for whoever follows a run; it raises when the runtime shuts down."""
+        self._store, self._registry, self._wait = store, registry, wait
         self._asked: dict[str, asyncio.Future[Head | None]] = {}
 
     async def head(self, run: str) -> Head | None:
@@ -178,12 +179,15 @@ class Reader:
         return tree if raw else codec.decode(tree, path="result")
 
     async def events(self, run: str, after: int | Event, follow: bool) -> AsyncIterator[Event]:
-        """What happened in the run after that place; with `follow`, until the run has ended."""
+        """What happened in the run after that place; with `follow`, until the run has ended.
+
+        Raises RunInterruptedError when it is followed and this runtime shuts down.
+        """
         seq, index = (after, 1 << 30) if isinstance(after, int) else (after.seq or 0, after.index)
         token = 0
         while True:
             if follow:
-                token = await self._store.wait_change(token, _LOOK_AGAIN)
+                token = await self._wait(run, token, _LOOK_AGAIN)
             # The head is read first: what it says has happened is in the log that is read after it.
             head = await self.head(run)
             if head is None:

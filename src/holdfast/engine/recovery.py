@@ -16,7 +16,7 @@ from holdfast.core.codec import dumps
 from holdfast.core.history import last_point, rebased
 from holdfast.core.transitions import ENDED, RECOVERABLE, UNOWNED
 from holdfast.engine.engine import Engine, LiveRun
-from holdfast.errors import HoldfastError, StoreError
+from holdfast.errors import StoreDamagedError, StoreError
 from holdfast.model import Claim, Commit, Head, HeadChange, Kind, Query
 
 log = logging.getLogger("holdfast")
@@ -39,18 +39,18 @@ class Recovery:
 
     async def recover(self, limit: int = _EVERYTHING) -> list[LiveRun]:
         """Take up what nobody drives, oldest first, at most `limit` of them."""
+        return await self._engine.to_its_end(self._recover(limit))
+
+    async def _recover(self, limit: int) -> list[LiveRun]:
         await self._warn_of_strangers()
         ready = [head for head in await self.interrupted() if self._has_step(head)]
         ready = [head for head in reversed(ready) if head.id not in self._engine.live][:limit]
         taken: list[LiveRun] = []
-        if not ready:
-            return taken
-        await self._engine.ownership.begin()
         for start in range(0, len(ready), _PAGE):
             ids = tuple(head.id for head in ready[start : start + _PAGE])
             # The states are asked for again: what has been paused or finished meanwhile is left alone.
             query = Query(ids=ids, states=RECOVERABLE, flows=self._engine.registry.names, limit=len(ids))
-            claims = await self._engine.store.claim_runs(query, self._engine.ownership.id)
+            claims = await self._engine.custody.claim(query) if not self._engine.closing else []
             for claim in reversed(claims):
                 live = await self._take(claim)
                 if live is not None:
@@ -60,10 +60,10 @@ class Recovery:
     async def _take(self, claim: Claim) -> LiveRun | None:
         try:
             return await self._engine.take(claim, self._engine.writer(claim))
-        except HoldfastError as error:
+        except Exception as error:  # whatever a tampered head makes fail
             # A damaged run is reported and left alone; the others go on.
             self._warn(claim.head.id, f"run {claim.head.id} was not resumed: {error}")
-            await self._give_back(claim)
+            await self._engine.custody.give_back(claim)
             return None
 
     async def _warn_of_strangers(self) -> None:
@@ -79,12 +79,16 @@ class Recovery:
 
     def _has_step(self, head: Head) -> bool:
         flow, _ = self._engine.registry.flow(head.id, head.flow)
-        cursor = msgspec.json.decode(head.cursor)
-        if cursor["next"] is None or flow.next_step(cursor) is not None:
+        try:
+            cursor = msgspec.json.decode(head.cursor)
+            name = cursor["next"]
+        except (ValueError, TypeError, KeyError):
+            return True  # damaged: found out, and reported, when it is taken up
+        if name is None or flow.next_step(cursor) is not None:
             return True
         self._warn(
             head.id,
-            f"run {head.id} was not resumed: flow {head.flow!r} has no step {cursor['next']!r} any more "
+            f"run {head.id} was not resumed: flow {head.flow!r} has no step {name!r} any more "
             f"(it has: {', '.join(flow.step_names)})",
         )
         return False
@@ -98,6 +102,7 @@ class Recovery:
         """Take up what is found, as long as there is room for it, and look again."""
         while True:
             try:
+                await self._engine.custody.release()
                 room = self._engine.free_slots
                 if room > 0:
                     await self.recover(limit=room)
@@ -115,17 +120,27 @@ class Recovery:
 
     async def prune(self) -> int:
         """Remove the history that has expired; how many runs lost some."""
-        store, engine = self._engine.store, self._engine
-        expired = await store.list_heads(Query(expired_by=engine.clock.now(), limit=_EVERYTHING))
-        expired = [head for head in expired if not head.owned]
-        if not expired:
-            return 0
-        await engine.ownership.begin()
-        ids = tuple(head.id for head in expired)
-        claims = await store.claim_runs(Query(ids=ids, states=UNOWNED, limit=len(ids)), engine.ownership.id)
-        for claim in claims:
-            await self._drop_expired(claim)
-        return len(claims)
+        expired = await self._engine.store.list_heads(Query(expired_by=self._engine.clock.now(), limit=_EVERYTHING))
+        ids = tuple(head.id for head in expired if not head.owned)
+        return await self._engine.to_its_end(self._prune(ids)) if ids else 0
+
+    async def _prune(self, ids: tuple[str, ...]) -> int:
+        claims = await self._engine.custody.claim(Query(ids=ids, states=UNOWNED, limit=len(ids)))
+        pruned = 0
+        while claims:
+            try:
+                await self._drop_expired(claims[-1])
+                pruned += 1
+            except StoreDamagedError as error:
+                # As with recovery: a damaged run is reported and left alone; the others go on.
+                self._warn(claims[-1].head.id, f"the history of run {claims[-1].head.id} was not removed: {error}")
+                await self._engine.custody.give_back(claims[-1])
+            except StoreError:
+                for claim in claims:
+                    await self._engine.custody.give_back(claim)
+                raise
+            claims.pop()
+        return pruned
 
     async def _drop_expired(self, claim: Claim) -> None:
         """A run that has ended keeps its head alone; any other keeps its last checkpoint."""
@@ -134,15 +149,11 @@ class Recovery:
         if head.status in ENDED:
             body = dumps({"expired": True}) if last.kind == Kind.COMPLETED else last.body
             kept = seal(head.id, last.seq, last.kind, last.fence, last.at, last.cursor, body)
+            base = kept.seq
         else:
-            kept = rebased(head.id, last_point(head.id, claim.entries))
-        change = HeadChange(owner=None, attempt=head.attempt - 1, expires_at=None, floor=kept.seq, base=kept.seq)
+            point = last_point(head.id, claim.entries)
+            kept, base = rebased(head.id, point), point.base
+        change = HeadChange(owner=None, attempt=head.attempt - 1, expires_at=None, floor=kept.seq, base=base)
         await self._engine.committer.commit(
             Commit(run=head.id, owner=self._engine.ownership.id, fence=head.fence, rebase=kept, change=change)
-        )
-
-    async def _give_back(self, claim: Claim) -> None:
-        change = HeadChange(owner=None, attempt=claim.head.attempt - 1)
-        await self._engine.committer.commit(
-            Commit(run=claim.head.id, owner=self._engine.ownership.id, fence=claim.head.fence, change=change)
         )

@@ -144,8 +144,8 @@ class Runner:
                 return None
             except StepRaised as raised:
                 error: BaseException = raised.error
-            except GeneratorExit:
-                raise
+            except (GeneratorExit, asyncio.CancelledError):
+                raise  # the loop is ending: the step did not fail, it was cut off
             except BaseException as raised:
                 error = raised
             else:
@@ -179,9 +179,10 @@ class Runner:
             self._in_step = False
         if self.control.cancel or self.control.cut:
             raise _Cut  # whatever it returned came too late
+        tree = self._codec.encode(after.state, like=self._tree)
         if after.result is not NO_RESULT:
             self._result = self._codec.encode(after.result, path="result")
-        return after, self._codec.encode(after.state, like=self._tree)
+        return after, tree
 
     def _copy(self) -> Any:
         """The state in containers of its own. What was saved and held no marks is not searched for them."""
@@ -204,7 +205,7 @@ class Runner:
         self._failures, self._retry_at, self._takeups = 0, 0.0, 1
         if self._cursor["next"] is None:
             return None
-        elapsed = taken[2] - self._saved_at
+        elapsed = abs(taken[2] - self._saved_at)  # a clock that was set back must not put saving off
         if not self._policy.saves(steps=len(self._unsaved), elapsed=elapsed, step=taken[0]):
             self._completed(taken)
             return None

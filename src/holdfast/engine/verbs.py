@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core.codec import dumps
+from holdfast.core.codec import dumps, loads
 from holdfast.core.events import events_of
 from holdfast.core.ids import check_id, new_id, parse_ref, storable
 from holdfast.core.transitions import ENDED, HINTS, UNOWNED, Act, Situation, act, situation
@@ -58,9 +58,12 @@ class Verbs:
         self, flow: Flow[Any], input: Any, run: str | None, metadata: dict[str, Any] | None, parent: str | None
     ) -> LiveRun:
         """A new run, live here."""
+        return await self._engine.to_its_end(self._start(flow, input, run, metadata, parent))
+
+    async def _start(
+        self, flow: Flow[Any], input: Any, run: str | None, metadata: dict[str, Any] | None, parent: str | None
+    ) -> LiveRun:
         engine = self._engine
-        if engine.closing:
-            raise UsageError("this Runtime is shutting down and starts nothing any more")
         engine.registry.add(flow)
         run = new_id(flow.name) if run is None else check_id(run)
         if parent is not None:
@@ -88,6 +91,11 @@ class Verbs:
         self, ref: str, run: str | None, state: Any, metadata: dict[str, Any] | None, *, raw: bool = False
     ) -> tuple[Head, LiveRun | None]:
         """A new run from a checkpoint; the source is only read. Live here if the program has the flow."""
+        return await self._engine.to_its_end(self._fork(ref, run, state, metadata, raw=raw))
+
+    async def _fork(
+        self, ref: str, run: str | None, state: Any, metadata: dict[str, Any] | None, *, raw: bool
+    ) -> tuple[Head, LiveRun | None]:
         engine = self._engine
         source, seq = parse_ref(ref)
         head = await self._head(source)
@@ -102,7 +110,8 @@ class Verbs:
             codec = engine.registry.codec(head.flow)
             if raw and engine.registry.has(head.flow):
                 codec.decode(state)  # what the flow could not load is refused before anything is written
-            tree = state if raw else codec.encode(state)
+            # A copy: what the caller does to it later must not change what the next change is reckoned from.
+            tree = loads(dumps(state)) if raw else codec.encode(state)
             digest = digest_of(tree)
         new_head, writer = await engine.create(
             new_id(head.flow) if run is None else check_id(run),
@@ -117,7 +126,8 @@ class Verbs:
         )
         if engine.registry.has(head.flow):
             return new_head, engine.drive(new_head, writer)
-        await writer.release()
+        with engine.custody.giving_up(writer):
+            await writer.release()
         return new_head, None
 
     # Going on
@@ -167,15 +177,15 @@ class Verbs:
                     return await self._reader.result(head)
                 case Act.RAISE:
                     raise ended_error(head)
-                case Act.TAKE:
+                case Act.TAKE if not self._engine.closing:
                     try:
-                        return await self.outcome(await self._take(run))
+                        return await self.outcome(await self._engine.to_its_end(self._take(run)))
                     except (RunOwnedError, VerbRefusedError):
                         continue  # somebody else was quicker
                 case _:
                     if where is Situation.WAITING and until == "settled":
                         raise RunWaitingError(run, head.waiting_for)
-                    token = await self._engine.wait_change(token, _LOOK_AGAIN)
+                    token = await self._engine.wait_change(run, token, _LOOK_AGAIN)
 
     async def result(self, run: str, *, raw: bool) -> Any:
         """The result of a completed run; raises what it has come to otherwise."""
@@ -197,12 +207,15 @@ class Verbs:
         run, seq = parse_ref(ref)
         if seq is not None:
             raise UsageError(f"resume goes on from the latest checkpoint; rt.rewind({ref!r}) goes back to that one")
+        return await self._engine.to_its_end(self._resume(run))
+
+    async def _resume(self, run: str) -> LiveRun:
         claim = await self._claim("resume", run)
         writer = await self._writer(claim)
         overruled = _overruled(claim)
         if overruled or claim.head.status in (RunStatus.PAUSED, RunStatus.FAILED):
             # The caller is told that it goes on: that must outlive this process.
-            with self._engine.giving_up(writer):
+            with self._engine.custody.giving_up(writer):
                 await self._reopen(writer, overruled)
         return await self._engine.take(_without(claim, overruled), writer)
 
@@ -218,6 +231,9 @@ class Verbs:
 
     async def rewind(self, ref: str) -> LiveRun:
         """Go on from an older checkpoint, in place; nothing is deleted."""
+        return await self._engine.to_its_end(self._rewind(ref))
+
+    async def _rewind(self, ref: str) -> LiveRun:
         run, seq = parse_ref(ref)
         head = await self._head(run)
         point = await self._reader.point(head, seq)
@@ -226,7 +242,7 @@ class Verbs:
         claim = await self._claim("rewind", run, next_step=point.cursor)
         writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, None)
         overruled = _overruled(claim)
-        with self._engine.giving_up(writer):
+        with self._engine.custody.giving_up(writer):
             await writer.rewind(point, take=overruled)
         self._show_last(writer)
         # Attempts that failed on the branch before do not count on this one.
@@ -251,22 +267,25 @@ class Verbs:
                 posted = await self._engine.store.post_mail(run, Mail(verb, dumps(reason))) is Posted.ACCEPTED
                 await self._engine.fetch_mail(run)
                 continue  # look again: its owner may have left before the mail came
-            claims = await self._engine_claim(run)
-            if claims and await self._apply(verb, claims[0], reason):
+            if await self._engine.to_its_end(self._apply(verb, run, reason)):
                 return
-            token = await self._engine.store.wait_change(token, _LOOK_AGAIN)  # somebody else is at it
+            token = await self._engine.wait_change(run, token, _LOOK_AGAIN)  # somebody else is at it
 
-    async def _apply(self, verb: str, claim: Claim, reason: str | None) -> bool:
+    async def _apply(self, verb: str, run: str, reason: str | None) -> bool:
         """Change the status of a run that nobody drives; False when it has changed meanwhile."""
+        claims = await self._engine_claim(run)
+        if not claims:
+            return False
+        claim = claims[0]
         writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, None)
         if act(verb, situation(replace(claim.head, owned=False))) is not Act.APPLY:
-            await self._unclaim(claim)
+            await self._engine.custody.give_back(claim)
             return False
         kind, status = _MARKS[verb]
         body = {"reason": reason} if verb == "cancel" else {}
         taken = tuple(mail.id for mail in claim.mail if mail.kind in ("pause", "cancel"))
         error = None if reason is None else dumps({"step": None, "error": reason})
-        with self._engine.giving_up(writer):
+        with self._engine.custody.giving_up(writer):
             await writer.write([(kind, body)], status=status, take=taken, attempt=0, error=error)
         self._show_last(writer)
         return True
@@ -295,7 +314,7 @@ class Verbs:
         """The events of a run from there on for as long as somebody drives it."""
         token, after = 0, seq
         while True:
-            token = await self._engine.store.wait_change(token, _LOOK_AGAIN)
+            token = await self._engine.wait_change(run, token, _LOOK_AGAIN)
             head = await self._head(run)
             async for event in self._reader.events(run, after, False):
                 after = max(after, event.seq or 0)
@@ -316,7 +335,7 @@ class Verbs:
     # Claiming
 
     async def _head(self, run: str) -> Head:
-        await self._engine.release_orphan(check_id(run))
+        await self._engine.custody.release(check_id(run))
         head = await self._reader.head(run)
         if head is None:
             raise RunNotFoundError(run)
@@ -334,7 +353,7 @@ class Verbs:
         try:
             self._permit(verb, replace(claims[0].head, owned=False))
         except HoldfastError:
-            await self._unclaim(claims[0])
+            await self._engine.custody.give_back(claims[0])
             raise
         return claims[0]
 
@@ -343,20 +362,14 @@ class Verbs:
             raise StepMissingError(run, flow.name, cursor["next"], flow.step_names)
 
     async def _engine_claim(self, run: str) -> list[Claim]:
-        await self._engine.ownership.begin()
-        query = Query(ids=(run,), states=UNOWNED, limit=1)
-        return await self._engine.store.claim_runs(query, self._engine.ownership.id)
+        return await self._engine.custody.claim(Query(ids=(run,), states=UNOWNED, limit=1))
 
     async def _writer(self, claim: Claim) -> RunWriter:
         try:
             return self._engine.writer(claim)
         except HoldfastError:
-            await self._unclaim(claim)
+            await self._engine.custody.give_back(claim)
             raise
-
-    async def _unclaim(self, claim: Claim) -> None:
-        head = replace(claim.head, attempt=claim.head.attempt - 1)
-        await RunWriter(self._engine.committer, self._engine.clock, head, None).release()
 
     def _permit(self, verb: str, head: Head) -> None:
         match act(verb, situation(head)):

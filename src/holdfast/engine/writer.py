@@ -55,7 +55,7 @@ class RunWriter:
         """The store knows that the run is not owned by this writer any more."""
         self.heard_at = 0.0
         """When the store last said what mail there is, on the event loop's clock."""
-        self._in_doubt: _Landed | None = None
+        self._in_doubt: list[_Landed] = []
 
     async def write(
         self,
@@ -94,22 +94,40 @@ class RunWriter:
         try:
             reply = await self._committer.commit(commit)
         except StoreError:
-            self._in_doubt = self._in_doubt or landed
+            if progress is not None:  # the list goes on growing, and what was written holds only these
+                landed.progress = Progress(progress.tree, progress.cursor, tuple(progress.steps))
+            self._in_doubt.append(landed)
             raise
-        if reply.refused is Refusal.GAP and self._in_doubt is not None:
-            # The commit that failed had reached the disk after all: count it, and write what is new.
-            landed, self._in_doubt = self._in_doubt, None
-            self._count(landed)
+        if reply.refused is Refusal.GAP and self._in_doubt:
+            # A commit that failed had reached the disk after all: count it, and write what is new.
+            progress = await self._settle_doubt(progress)
             return await self.write(
                 marks, progress=progress, extra=extra, status=status, take=take, drop_history=drop_history, **given
             )
         if reply.refused is not None:
             self.closed = self.given_up = True
             raise OwnershipLostError(self.run, self.fence)
-        self._in_doubt = None
+        if self._in_doubt:
+            self._in_doubt = []
         self._count(landed)
         self.heard_at = self._committer.loop.time()
         return reply.mail
+
+    async def _settle_doubt(self, progress: Progress | None) -> Progress | None:
+        """Count the one of the commits in doubt that the store holds; the progress that is left to write.
+
+        Several that failed tried for the same place in the log: only the log itself tells which one has it.
+        """
+        found = [entry.check for entry in await self._committer.read_back(self.run, self.seq)]
+        doubtful, self._in_doubt = self._in_doubt, []
+        landed = next((one for one in doubtful if [entry.check for entry in one.entries] == found), None)
+        if landed is None:
+            self.closed = self.given_up = True
+            raise OwnershipLostError(self.run, self.fence)
+        self._count(landed)
+        if progress is None or landed.progress is None:
+            return progress
+        return Progress(progress.tree, progress.cursor, progress.steps[len(landed.progress.steps) :])
 
     async def rewind(self, point: Point, *, take: tuple[int, ...] = ()) -> None:
         """Begin a new branch at an older checkpoint: durable, and the run goes on from there."""

@@ -32,7 +32,9 @@ def open_root(path: Path, disk: Disk) -> int:
     try:
         fcntl.flock(root, fcntl.LOCK_EX)  # two who open a new store at once write the same file
         if not _has_version(root):
-            disk.replace(root, VERSION_FILE, msgspec.json.encode(_Version(VERSION)) + b"\n", "open")
+            # Durable whatever the runs are: if a power cut could tear it, it would take the whole store with it.
+            data = msgspec.json.encode(_Version(VERSION)) + b"\n"
+            Disk(durable=True).replace(root, VERSION_FILE, data, "open")
         os.close(open_file(root, CHANGED_FILE, os.O_WRONLY | os.O_CREAT))
         fcntl.flock(root, fcntl.LOCK_UN)
     except NotPlainError as error:

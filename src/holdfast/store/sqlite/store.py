@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 import apsw
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import UsageError
+from holdfast.errors import StoreError, UsageError
 from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Reply
 from holdfast.store.base import Store
 from holdfast.store.owners import LocalOwners
@@ -59,15 +59,22 @@ class SqliteStore(Store):
 
     async def open(self) -> None:
         # In a thread: another process may hold the file while it brings the schema up to date.
-        await asyncio.get_running_loop().run_in_executor(None, self._db)
+        await asyncio.get_running_loop().run_in_executor(None, self._open)
 
-    def _db(self) -> Connections:
+    def _open(self) -> Connections:
         opened = self._opened
         if opened is None or opened.pid != os.getpid():
             if opened is not None:
                 opened.close()
             opened = self._opened = Connections(self.path, synchronous=_SYNCHRONOUS[self._durability], vfs=self._vfs)
         return opened
+
+    def _db(self) -> Connections:
+        opened = self._opened
+        if opened is None:
+            # Not opened again by whoever comes late: nobody would close it any more.
+            raise StoreError(f"the store at {self.path} is not open")
+        return opened if opened.pid == os.getpid() else self._open()
 
     async def close(self) -> None:
         opened, self._opened = self._opened, None
@@ -148,6 +155,7 @@ class SqliteStore(Store):
     # Owners
 
     def beat(self, owner: Owner, lease: float) -> None:
+        db = self._db()
         self._owners.hold(owner.id)
         self._beating.add(owner.id)
         now = self._clock.now()
@@ -159,7 +167,7 @@ class SqliteStore(Store):
             connection.execute(sql.FORGET_OWNERS, (now - _FORGET_AFTER,))
             finish(connection)
 
-        self._db().write(work)
+        db.write(work)
 
     async def retire_owner(self, owner: str) -> None:
         def work(connection: apsw.Connection) -> None:

@@ -1,0 +1,108 @@
+"""Runs that this process owns, or may own, without driving them: they are given up as soon as possible.
+
+A live owner keeps everybody else away from a run. So whatever is claimed or created here is either driven
+or lands here: a run that left when the store could not be written, and one of which it is not known
+whether it is ours, because the reply to its claim or to its creation was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from msgspec.structs import replace
+
+from holdfast.clock import Clock
+from holdfast.engine.committer import Committer
+from holdfast.engine.ownership import Ownership
+from holdfast.engine.writer import RunWriter
+from holdfast.errors import StoreError
+from holdfast.model import Claim, Head, Query
+from holdfast.store.base import Store
+
+
+class Custody:
+    """Belongs to one engine."""
+
+    def __init__(
+        self,
+        store: Store,
+        committer: Committer,
+        clock: Clock,
+        ownership: Ownership,
+        *,
+        drives: Callable[[str], bool],
+        added: Callable[[], None],
+    ) -> None:
+        """`drives` tells whether a run is live here; `added` is called when there is something to give up."""
+        self._store, self._committer, self._clock, self._ownership = store, committer, clock, ownership
+        self._drives, self._added = drives, added
+        self._orphans: list[RunWriter] = []
+        self._doubtful: set[str] = set()
+        # What was just claimed must not be taken for a doubtful one before whoever claimed it knows.
+        self._one_at_a_time = asyncio.Lock()
+
+    async def claim(self, query: Query) -> list[Claim]:
+        """The runs of these ids that match and are owned by this process from now on."""
+        await self._ownership.begin()
+        async with self._one_at_a_time:
+            try:
+                claims = await self._store.claim_runs(query, self._ownership.id)
+            except StoreError:
+                self.doubt(*query.ids or ())
+                raise
+            self._doubtful.difference_update(claim.head.id for claim in claims)
+            return claims
+
+    def doubt(self, *runs: str) -> None:
+        """Nobody knows whether these are ours: the store is asked later."""
+        self._doubtful.update(runs)
+        self._added()
+
+    def add(self, writer: RunWriter) -> None:
+        """Give this run up when the store can be written."""
+        self._orphans.append(writer)
+        self._added()
+
+    @contextmanager
+    def giving_up(self, writer: RunWriter) -> Iterator[None]:
+        """A claimed run whose first write fails inside is given up as soon as the store can be written again."""
+        try:
+            yield
+        except StoreError:
+            self.add(writer)
+            raise
+
+    async def give_back(self, claim: Claim) -> None:
+        """Give a claimed run up as it was: the claim is not counted as an attempt."""
+        writer = self._writer(claim.head)
+        try:
+            await writer.release()
+        except StoreError:
+            self.add(writer)
+
+    def _writer(self, head: Head) -> RunWriter:
+        return RunWriter(self._committer, self._clock, replace(head, attempt=head.attempt - 1), None)
+
+    async def release(self, run: str | None = None) -> None:
+        """Give up what can be, if this run is among it or none is named. What fails is tried again later."""
+        if not self._orphans and not self._doubtful:
+            return
+        if run is not None and run not in self._doubtful and all(writer.run != run for writer in self._orphans):
+            return
+        async with self._one_at_a_time:
+            try:
+                for writer in list(self._orphans):
+                    await writer.release()
+                    self._orphans.remove(writer)
+                await self._settle_doubts()
+            except StoreError:
+                pass
+
+    async def _settle_doubts(self) -> None:
+        runs = tuple(self._doubtful)
+        for run, head in zip(runs, await self._store.read_heads(runs) if runs else (), strict=True):
+            if head is not None and head.owner == self._ownership.id and not self._drives(run):
+                await self._writer(head).release()
+            self._doubtful.discard(run)

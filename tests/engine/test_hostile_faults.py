@@ -1,0 +1,203 @@
+"""Replies that are lost, clocks that are set back, callers that keep what they gave: nothing is written wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime, step
+from holdfast.errors import RunFailedError, RunInterruptedError, StoreError, StoreUnavailableError
+from holdfast.model import Commit, Event, Reply
+from holdfast.store.base import Store
+from holdfast.store.sqlite import SqliteStore
+from holdfast.testing import ManualClock
+from watched import WatchedStore
+
+MakeRuntime = Callable[..., Runtime]
+MakeStore = Callable[[], Store]
+
+
+class UnsureStore(WatchedStore):
+    """Says of some commits that they failed; only some of those did."""
+
+    def __init__(self, inner: Store, fates: dict[int, str]) -> None:
+        super().__init__(inner)
+        self.fates, self.seen = fates, 0
+        """What becomes of the n-th commit that holds a checkpoint: "lost" was not written, "unheard" was."""
+
+    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+        return None
+
+    async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
+        self.seen += any(entry.kind == "checkpoint" for commit in batch for entry in commit.entries)
+        fate = self.fates.get(self.seen)
+        if fate != "lost":
+            replies = await super().commit(batch)
+        if fate is not None:
+            raise StoreUnavailableError(f"the commit was {fate}")
+        return replies
+
+
+@pytest.mark.parametrize(
+    "fates",
+    [
+        {2: "unheard"},
+        {2: "lost", 3: "unheard"},
+        {2: "unheard", 3: "unheard"},
+        {2: "lost", 3: "unheard", 4: "lost", 5: "unheard"},
+        {6: "unheard"},
+    ],
+)
+async def test_what_was_written_unheard_is_gone_on_from_as_it_stands(
+    make_runtime: MakeRuntime, make_store: MakeStore, fates: dict[int, str]
+) -> None:
+    def advance(number: int, state: dict[str, Any]) -> None:
+        state["log"].append(f"step {number}")
+        state[f"only {number % 2}"] = number
+
+    expected: dict[str, Any] = {"log": []}
+    for number in range(8):
+        advance(number, expected)
+    flow = Pipeline("unsure", advance, total=8, policy=CheckpointPolicy(on_save_error="warn"))
+    async with make_runtime(UnsureStore(make_store(), fates)) as rt:
+        assert await rt.run(flow, {"log": []}, id="r1") == expected
+    async with make_runtime() as rt:
+        rt.register(flow)
+        assert [problem async for problem in rt.doctor()] == []
+        for checkpoint in [found async for found in rt.checkpoints("r1")]:
+            assert checkpoint.state["log"] == [f"step {number}" for number in range(checkpoint.step)]
+        assert await rt.run(flow, id="r1") == expected
+        done = [event async for event in rt.events("r1") if event.type == "step_completed"]
+        assert len(done) == 8
+
+
+async def test_what_the_caller_does_to_a_raw_state_after_the_fork_changes_nothing(make_runtime: MakeRuntime) -> None:
+    gate, inside = asyncio.Event(), asyncio.Event()
+
+    async def first(state: dict[str, Any]) -> None:
+        inside.set()
+        await gate.wait()
+        state["seen"] = True
+
+    flow = Pipeline("forked", [first, lambda state: None])
+    raw: dict[str, Any] = {"texts": ["a", "b"]}
+    async with make_runtime() as rt:
+        gate.set()
+        await rt.run(flow, {}, id="source")
+        gate.clear()
+        inside.clear()
+        handle = await rt.fork("source@1", id="copy", state=raw, raw=True)
+        await inside.wait()
+        raw["texts"].append("c")
+        raw["more"] = 1
+        gate.set()
+        assert await handle.result() == {"texts": ["a", "b"], "seen": True}
+        assert (await rt.load("copy")).state == {"texts": ["a", "b"], "seen": True}  # type: ignore[union-attr]
+        assert [problem async for problem in rt.doctor()] == []
+
+
+async def test_a_clock_that_is_set_back_does_not_put_saving_off(make_runtime: MakeRuntime, clock: ManualClock) -> None:
+    def advance(number: int, state: int) -> int:
+        if number == 1:
+            clock.advance(-3600)
+        return state + 1
+
+    flow = Pipeline("timed", advance, total=4, policy=CheckpointPolicy(interval=10))
+    async with make_runtime() as rt:
+        await rt.run(flow, 0, id="r1")
+        assert [checkpoint.step async for checkpoint in rt.checkpoints("r1")] == [0, 2, 4]
+
+
+async def test_a_retry_policy_that_grows_beyond_all_numbers_waits_its_longest(
+    make_runtime: MakeRuntime, clock: ManualClock
+) -> None:
+    policy, tries = RetryPolicy(attempts=70, first_delay=1e300, factor=1e10, max_delay=0.0), []
+
+    @step(retry=policy)
+    async def flaky(state: Any) -> None:
+        tries.append(1)
+        raise LookupError
+
+    async with make_runtime() as rt:
+        with pytest.raises(RunFailedError):
+            await rt.run(Pipeline("flaky", [flaky]), {}, id="r1")
+    assert len(tries) == 70
+
+
+async def test_a_watcher_that_is_cancelled_does_not_stop_the_run(make_runtime: MakeRuntime) -> None:
+    def watch(event: Event) -> None:
+        raise asyncio.CancelledError
+
+    async with make_runtime(on_event=watch) as rt:
+        assert await rt.run(Pipeline("watched", [lambda state: state + 1, lambda state: state + 1]), 0) == 2
+
+
+async def test_who_follows_the_events_of_a_run_is_told_when_the_runtime_closes(
+    make_runtime: MakeRuntime, make_store: MakeStore
+) -> None:
+    inside = asyncio.Event()
+
+    async def wait(state: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    store = WatchedStore(make_store())
+    async with make_runtime() as other, make_runtime(store) as rt:
+        await other.start(Pipeline("followed", [wait]), {}, id="r1")
+        await inside.wait()
+        seen: list[str] = []
+
+        async def watch() -> None:
+            async for event in rt.events("r1", follow=True):
+                seen.append(event.type)
+
+        watching = asyncio.ensure_future(watch())
+        while not seen:
+            await asyncio.sleep(0)
+        await rt.close()
+        store.touched = False
+        with pytest.raises(RunInterruptedError):
+            await watching
+        assert not store.touched
+        await asyncio.gather(other.close(), other.close())
+
+
+async def test_a_store_that_is_closed_stays_so(tmp_path: Any) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    await store.open()
+    await store.close()
+    with pytest.raises(StoreError, match="not open"):
+        await store.wait_change(0, 0.0)
+    with pytest.raises(StoreError, match="not open"):
+        store.try_commit([])
+    await store.open()
+    assert await store.read_heads(["r1"]) == [None]
+    await store.close()
+
+
+async def test_what_a_ttl_has_shortened_is_sound(make_runtime: MakeRuntime, clock: ManualClock) -> None:
+    inside, gate = asyncio.Event(), asyncio.Event()
+
+    async def advance(number: int, state: list[int]) -> list[int]:
+        if number == 3:
+            inside.set()
+            await gate.wait()
+        return [*state, number]
+
+    flow = Pipeline("short", advance, total=6, policy=CheckpointPolicy(ttl=100))
+    async with make_runtime() as rt:
+        handle = await rt.start(flow, [], id="r1")
+        await inside.wait()
+        await handle.pause()
+        gate.set()
+        with pytest.raises(Exception, match="paused"):
+            await handle.result()
+        clock.advance(1000)
+        assert await rt.prune() == 1
+        assert [problem async for problem in rt.doctor()] == []
+        await handle.resume()
+        assert await handle.result() == [0, 1, 2, 3, 4, 5]
+        assert [problem async for problem in rt.doctor()] == []
