@@ -39,7 +39,8 @@ class FilesStore(Store):
     Each run has a folder of its own with a log and an inbox in JSON lines that a person can read. Every
     line has a checksum. A write that power loss cut short is cut off by the next one and told by
     `inspect`. A run that is damaged otherwise raises StoreDamagedError when it is read, is left out of
-    lists and claims with one warning in the log, and its commits are refused as STALE when others are in the same batch.
+    lists and claims with one warning in the log, and its commits are refused as STALE when others are in
+    the same batch.
 
     `durability="power"`: what is committed survives power loss. `durability="process"`: it survives the
     process, but a power cut may take back the last commits or damage the runs that were written last.
