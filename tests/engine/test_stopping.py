@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Event, Pipeline, RetryPolicy, Runtime, step
+from holdfast import CheckpointPolicy, Event, Pipeline, RetryPolicy, RunStatus, Runtime, step
 from holdfast.errors import RunCancelledError, RunOwnedError, RunPausedError, VerbRefusedError
 from holdfast.model import Mail
 from holdfast.store.base import Store
@@ -95,7 +95,7 @@ async def test_a_cancel_reaches_the_async_step_under_way(make_runtime: MakeRunti
     assert gated.calls == ["wait"]
 
 
-async def test_a_cancel_waits_for_a_def_step_which_is_not_counted(
+async def test_a_cancel_waits_for_a_def_step_which_is_saved_and_goes_no_further(
     make_runtime: MakeRuntime, from_elsewhere: bool
 ) -> None:
     inside, release = threading.Event(), threading.Event()
@@ -115,7 +115,45 @@ async def test_a_cancel_waits_for_a_def_step_which_is_not_counted(
         release.set()
         with pytest.raises(RunCancelledError):
             await waiting
-        assert [point.step async for point in rt.checkpoints("r1")] == [0]
+        assert [point.state async for point in rt.checkpoints("r1")] == [{}, "done"]
+        assert (await rt.get("r1")).status == RunStatus.CANCELLED
+
+
+async def test_a_def_step_that_fails_after_the_cancel_leaves_the_run_cancelled(make_runtime: MakeRuntime) -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    def fail(state: Any) -> None:
+        inside.set()
+        release.wait()
+        raise ValueError("too late")
+
+    async with make_runtime() as rt:
+        handle = await rt.start(Pipeline("fail", [fail]), {}, id="r1")
+        await asyncio.to_thread(inside.wait)
+        await rt.cancel("r1", "enough")
+        release.set()
+        with pytest.raises(RunCancelledError, match="enough"):
+            await handle.result()
+
+
+async def test_steps_that_the_policy_had_not_saved_are_saved_with_the_cancel(make_runtime: MakeRuntime) -> None:
+    inside = asyncio.Event()
+
+    async def pay(state: Any) -> str:
+        return "paid"
+
+    async def wait(state: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    async with make_runtime() as rt:
+        policy = CheckpointPolicy(every_n_steps=10)
+        handle = await rt.start(Pipeline("order", [pay, wait], policy=policy), "open", id="r1")
+        await inside.wait()
+        await handle.cancel()
+        with pytest.raises(RunCancelledError):
+            await handle.result()
+        assert [(point.state, point.next) async for point in rt.checkpoints("r1")][-1] == ("paid", "wait")
 
 
 async def test_a_step_that_swallows_the_cancel_does_not_undo_it(make_runtime: MakeRuntime) -> None:

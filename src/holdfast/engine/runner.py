@@ -98,7 +98,7 @@ class Runner:
         self._saved_at = around.clock.now()
         self._takeups = writer.attempt
         self._task: asyncio.Task[Any] | None = None
-        self._in_step = False
+        self._in_step = self._told_to_stop = False
         self._wake = asyncio.Event()
         self.control = Control()
         self.control.notify = self._notified
@@ -114,7 +114,8 @@ class Runner:
                 left = left or await self._advance()
                 if left is not None:
                     return left
-            return await self._complete()
+            # A cancel that came during the last step is final too.
+            return await (self._complete() if self.control.cancel is None else self._cancel())
         except _Cut:
             return await self.interrupt()
         except StepMissingError as error:
@@ -150,6 +151,8 @@ class Runner:
                 error = raised
             else:
                 return await self._arrived(position, tree, (name, started, self._around.clock.now()))
+            if self.control.cancel is not None:
+                return None  # that is final, however the step ended
             left = await self._failed(step, name, started, error)
             if left is not None:
                 return left
@@ -165,7 +168,7 @@ class Runner:
         """One call of the step, on a copy of the state that only this attempt sees."""
         position = Position(self._copy(), self._cursor)
         set_current(self._context(step, name))
-        self._in_step = True
+        self._in_step, self._told_to_stop = True, False
         try:
             work = self._flow.advance(position, self._scope)
             after = await (work if step.timeout is None else within(step.timeout, name, work))
@@ -177,8 +180,8 @@ class Runner:
             raise _Cut from None
         finally:
             self._in_step = False
-        if self.control.cancel or self.control.cut:
-            raise _Cut  # whatever it returned came too late
+        if self._told_to_stop:
+            raise _Cut  # it was, and returned all the same: that came too late
         tree = self._codec.encode(after.state, like=self._tree)
         if after.result is not NO_RESULT:
             self._result = self._codec.encode(after.result, path="result")
@@ -230,7 +233,10 @@ class Runner:
             await self._write([(Kind.ATTEMPT_FAILED, {**mark, "retry_at": self._retry_at})])
             return None
         trace = storable("".join(traceback.format_exception(error)[-20:]))
-        return await self.fail([(Kind.ATTEMPT_FAILED, mark)], name, shown, trace)
+        outcome = await self.fail([(Kind.ATTEMPT_FAILED, mark)], name, shown, trace)
+        assert outcome.error is not None
+        outcome.error.__cause__ = error  # here it is still known; elsewhere only its text is
+        return outcome
 
     async def fail(self, marks: list[Mark], step: str, error: str, trace: str | None = None) -> Outcome:
         """End the run as failed."""
@@ -250,13 +256,7 @@ class Runner:
         """Do what is wanted of the run at this safe point; an outcome when it leaves."""
         control = self.control
         if control.cancel is not None:
-            reason = control.reason
-            # Steps that were not saved are not saved any more: a cancelled run gains none.
-            self._unsaved = []
-            self._tree, self._cursor = self.writer.tree, self.writer.cursor
-            error = None if reason is None else dumps({"step": None, "error": reason})
-            await self._leave(RunStatus.CANCELLED, [(Kind.CANCELLED, {"reason": reason})], error=error)
-            return Outcome(error=RunCancelledError(self.writer.run, reason))
+            return await self._cancel()
         if control.pause is not None:
             await self._leave(RunStatus.PAUSED, [(Kind.PAUSED, {})], attempt=0)
             return Outcome(error=RunPausedError(self.writer.run))
@@ -265,6 +265,13 @@ class Runner:
         asked = control.take_checkpoints()
         await self._write(extra={"asked": [mail.key for mail in asked]}, take=tuple(mail.id for mail in asked))
         return None
+
+    async def _cancel(self) -> Outcome:
+        """End the run as cancelled. What is finished is saved with it: a fork does not do it again."""
+        reason = self.control.reason
+        error = None if reason is None else dumps({"step": None, "error": reason})
+        await self._leave(RunStatus.CANCELLED, [(Kind.CANCELLED, {"reason": reason})], error=error)
+        return Outcome(error=RunCancelledError(self.writer.run, reason))
 
     async def interrupt(self) -> Outcome:
         """Hand the run back with all that it has done so far."""
@@ -276,6 +283,7 @@ class Runner:
         self._wake.set()
         cuts = self.control.cut or (self.control.cancel is not None and self._scope.interruptible)
         if self._in_step and cuts and self._task is not None:
+            self._told_to_stop = True
             self._task.cancel()
 
     async def _wait_until(self, moment: float) -> None:

@@ -115,7 +115,7 @@ class Step(Generic[P, R]):
             raise UsageError(
                 f"step {name or fn!r}: retry={retry!r} must be a RetryPolicy, e.g. RetryPolicy(attempts=3)"
             )
-        if executor is not None and not isinstance(executor, Executor):
+        if executor is not None and not hasattr(executor, "submit"):
             raise UsageError(f"step {name or fn!r}: executor={executor!r} must be a concurrent.futures.Executor")
         if name is not None:
             check_name("a step", name)

@@ -114,7 +114,7 @@ class Pipeline(Generic[S]):
 
     def _cursor(self, done: int) -> dict[str, Any]:
         if self._loop:
-            return {"step": done, "next": None if done == self._total else self._names[0]}
+            return {"step": done, "next": None if self._total is not None and done >= self._total else self._names[0]}
         return {"step": done, "next": self._names[done] if done < len(self._names) else None}
 
 
