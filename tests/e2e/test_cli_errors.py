@@ -124,9 +124,16 @@ def test_metadata_without_a_value_is_refused(cli: Any) -> None:
 def test_resume_without_the_program_says_what_is_missing(cli: Any) -> None:
     cli.run_r1()
     assert "--app" in failed(cli("resume", "r1"), 2)
+
+
+def test_a_program_without_the_flow_is_named_with_the_flows_it_has(cli: Any) -> None:
+    cli.run_r1()
     (cli.folder / "other.py").write_text("from holdfast import Pipeline\nx = Pipeline('x', [lambda s: s])\n")
-    cli.run_r1(FAIL_IN="analyze")
-    assert "--app" in cli("rewind", "r1@2", "--app", "other.py").stderr
+    for command in (("resume", "r1"), ("rewind", "r1@2"), ("fork", "r1@2")):
+        line = failed(cli(*command, "--app", "other.py:x"), 6)
+        assert "other.py has no flow of that name (it has: x)" in line
+        assert "--app" not in line
+    assert "--app app.py finds it" in failed(cli("rewind", "r1@2", "--app", "app.py:oracle"), 6)
 
 
 def test_with_json_an_error_is_json_too(cli: Any) -> None:

@@ -66,7 +66,7 @@ def test_show_prints_checkpoints_events_and_the_state_without_the_program(cli: A
 def test_show_of_a_checkpoint_gives_the_state_there(cli: Any) -> None:
     cli.run_r1()
     found = cli.json("show", "r1@2")
-    assert set(found) == {"run", "checkpoint", "checkpoints", "events", "result", "damage"}
+    assert set(found) == {"run", "checkpoint", "checkpoints", "events", "result", "damage", "failed_at", "forked_from"}
     assert found["checkpoint"]["state"]["v"]["done"] == ["search"]
     assert [point["seq"] for point in found["checkpoints"]] == [1, 2, 3, 4]
     assert set(found["checkpoints"][0]) == {"seq", "step", "next", "time", "size"}
@@ -85,7 +85,7 @@ def test_a_run_that_nobody_drives_is_paused_at_once_and_stays_so(cli: Any) -> No
     assert cli("pause", "r1").stdout == "r1 is paused\n"
     again = cli.run_r1()
     assert again.returncode == 3
-    assert "`holdfast resume r1`" in again.stderr
+    assert "`holdfast resume r1 --app app.py`" in again.stderr
     assert cli("resume", "r1", "--app", "app.py").returncode == 0
 
 

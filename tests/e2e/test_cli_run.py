@@ -74,7 +74,8 @@ def test_a_failed_run_says_where_and_resume_tries_that_step_again(cli: Any) -> N
     failed = cli.run_r1(FAIL_IN="analyze")
     assert failed.returncode == 1
     assert failed.stderr.splitlines()[-1] == (
-        "holdfast: run r1 failed in step 'analyze': ValueError: no luck. `holdfast resume r1` tries it again."
+        "holdfast: run r1 failed in step 'analyze': ValueError: no luck (app.py:18 in work). "
+        "`holdfast resume r1 --app app.py` tries it again."
     )
     resumed = cli("resume", "r1", "--app", "app.py")
     assert resumed.returncode == 0, resumed.stderr

@@ -13,8 +13,9 @@ import click
 from holdfast import __version__
 from holdfast.cli import demo, driving, reading, steering
 from holdfast.cli.codes import Exit, code_of, table
-from holdfast.cli.output import as_json, error_object, message_of, out, prepare, say, shown
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.cli.explaining import Typed, error_object, message_of, trace_of
+from holdfast.cli.output import as_json, debugging, out, prepare, say, say_trace, shown
+from holdfast.errors import HoldfastError, OwnershipLostError, UsageError
 
 _EPILOG = f"""\b
 Exit codes:
@@ -59,28 +60,32 @@ class _OneLine(logging.Handler):
     """What the runtime warns of, as lines on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if isinstance(record.args, tuple) and any(isinstance(about, OwnershipLostError) for about in record.args):
+            return  # the command that has lost its run says so when it ends
         say(shown(record.getMessage()))
-        if record.exc_info and _debugging():
-            traceback.print_exception(record.exc_info[1])
+        if record.exc_info and record.exc_info[1] is not None:
+            say_trace(trace_of(record.exc_info[1]))
 
 
 def execute(arguments: Sequence[str]) -> int:
     """Do what the arguments say; the exit code. Nothing is raised."""
     prepare()
+    typed = Typed()
     log = logging.getLogger("holdfast")
     if not log.handlers:
         log.addHandler(_OneLine())
     try:
         try:
             # Not holdfast.main(): that has exit codes of its own for what is caught below.
-            with holdfast.make_context("holdfast", list(arguments) or ["--help"]) as context:
+            with holdfast.make_context("holdfast", list(arguments) or ["--help"], obj=typed) as context:
                 code = holdfast.invoke(context)
         except click.exceptions.Exit as error:
             code = error.exit_code
         except HoldfastError as error:
-            code = _fail(error, code_of(error), arguments)
+            code = _fail(error, code_of(error), message_of(error, typed), json="--json" in arguments)
         except click.ClickException as error:
-            code = _fail(UsageError(error.format_message()), Exit.USAGE, arguments)
+            message = error.format_message()
+            code = _fail(UsageError(message), Exit.USAGE, message, json="--json" in arguments)
         sys.stdout.flush()
         return int(code or Exit.OK)
     except BrokenPipeError:
@@ -98,21 +103,17 @@ def execute(arguments: Sequence[str]) -> int:
         return Exit.BUG
 
 
-def _fail(error: HoldfastError, code: Exit, arguments: Sequence[str]) -> Exit:
-    if "--json" in arguments:
-        out(as_json({"error": error_object(error, code)}))
-    _explain(message_of(error))
+def _fail(error: HoldfastError, code: Exit, message: str, *, json: bool) -> Exit:
+    if json:
+        out(as_json({"error": error_object(error, code, message)}))
+    _explain(message)
     return code
 
 
 def _explain(message: str) -> None:
-    if _debugging():
+    if debugging():
         traceback.print_exc()
     say(f"holdfast: {shown(message)}")
-
-
-def _debugging() -> bool:
-    return os.environ.get("HOLDFAST_DEBUG", "") not in ("", "0")
 
 
 def _give_stdout_up() -> None:

@@ -13,13 +13,21 @@ import click
 
 from holdfast.blocking import handing_back_on_signals
 from holdfast.cli.codes import Exit, code_of
-from holdfast.cli.loading import load_flow, load_flows
-from holdfast.cli.options import app_option, json_option, meta_option, read_json, read_meta, store_option, where
-from holdfast.cli.output import as_json, error_object, message_of, out, pretty_json, say, shown
+from holdfast.cli.explaining import error_object, message_of, trace_of
+from holdfast.cli.loading import Program, load_program, only_flow
+from holdfast.cli.options import app_option, json_option, meta_option, read_json, read_meta, store_option, typed, where
+from holdfast.cli.output import as_json, out, pretty_json, say, say_trace, shown
 from holdfast.cli.progress import Watch, watch
 from holdfast.core.ids import check_id, parse_ref
 from holdfast.engine.verbs import MISSING
-from holdfast.errors import FlowNotRegisteredError, HoldfastError, RunInterruptedError, RunNotFoundError, UsageError
+from holdfast.errors import (
+    FlowNotRegisteredError,
+    HoldfastError,
+    RunFailedError,
+    RunInterruptedError,
+    RunNotFoundError,
+    UsageError,
+)
 from holdfast.flows.base import Flow
 from holdfast.model import Run, RunStatus
 from holdfast.runtime import Runtime
@@ -32,13 +40,14 @@ class Drive:
     """One run driven to where it settles, watched, and reported as text or JSON."""
 
     def __init__(self, store: str | None, *, json: bool) -> None:
-        self._store, self._json = store, json
+        self._store, self._json, self._typed = store, json, typed()
         self.watch: Watch = watch()
         self._signal: signal.Signals | None = None
         self._error: HoldfastError | None = None
         self._finished_before = False
         self._run: Run | None = None
         self._result: Any = None
+        self._trace: str | None = None
 
     def go(self, flows: list[Flow[Any]], work: Callable[[Runtime], Awaitable[Any]], *, create: bool = False) -> Exit:
         """Do the work in a runtime that knows these flows, then print what came of it."""
@@ -71,6 +80,8 @@ class Drive:
         self._run = None if self.watch.run is None else await runtime.get(self.watch.run)
         if self._run is not None and self._run.status == RunStatus.COMPLETED:
             self._result = await runtime.result(self._run.id, raw=True)
+        if isinstance(self._error, RunFailedError):
+            self._trace = await _trace(runtime, self._error)
 
     async def look(self, runtime: Runtime, run: str, total: int | None) -> Run | None:
         """What is known of the run before this process does anything to it; says so where that matters."""
@@ -90,24 +101,34 @@ class Drive:
         if error is not None:
             interrupted = isinstance(error, RunInterruptedError) and self._signal is not None
             code = _SIGNALLED[self._signal] if interrupted and self._signal is not None else code_of(error)
+        message = "" if error is None else message_of(error, self._typed, self._run, self._trace)
         if self._json:
             report = {
                 "run": self._run,
                 "result": self._result,
                 "went_on_from": self.watch.went_on_from,
                 "already_finished": self._finished_before and error is None,
-                "error": None if error is None else error_object(error, code, self._run),
+                "error": None if error is None else error_object(error, code, message),
             }
             out(as_json(report))
         if error is not None:
-            say(f"holdfast: {shown(message_of(error, self._run))}")
+            say_trace(self._trace or trace_of(error))
+            say(f"holdfast: {shown(message)}")
         elif self._run is not None and self._run.status == RunStatus.PENDING:
-            say(f"{self._run.id} is pending; `holdfast resume {self._run.id} --app FILE` goes on with it")
+            say(f"{self._run.id} is pending; {shown(self._typed.command('resume', self._run.id))} goes on with it")
         elif not self._json:
             verb = "was already finished" if self._finished_before else "completed"
             say(f"{self.watch.run} {verb}; its result:")
             out(pretty_json(self._result))
         return code
+
+
+async def _trace(runtime: Runtime, error: RunFailedError) -> str | None:
+    """How the step failed, here or wherever it was."""
+    if error.__cause__ is not None:
+        return trace_of(error.__cause__)
+    failures = [event async for event in runtime.events(error.run_id) if event.type == "failed"]
+    return failures[-1].data.get("trace") if failures else None
 
 
 @click.command()
@@ -128,8 +149,7 @@ def run(flow: str, input_: str | None, id_: str | None, meta: tuple[str, ...], s
     given = MISSING if input_ is None else read_json(input_, "--input")
     metadata = read_meta(meta)
     drive = Drive(store, json=json_)
-    with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
-        loaded = load_flow(flow)
+    loaded = only_flow(_load(flow, json_))
 
     async def work(runtime: Runtime) -> None:
         if id_ is not None:
@@ -168,25 +188,27 @@ def _again(ref: str, app: str | None, store: str | None, json: bool, verb: Calla
     if app is None:
         raise UsageError(_NO_APP)
     drive = Drive(store, json=json)
-    flows = _flows(app, json)
+    flows = _load(app, json).chosen
 
     async def work(runtime: Runtime) -> None:
         known = await runtime.get(name)
         if known is None:
             raise RunNotFoundError(name)
+        flow = _flow_of(known, flows)
         drive.watch.expect(name, known.step, known.total_steps)
         point = await runtime.load(ref, raw=True) if seq is not None else None
         if point is not None:
             drive.watch.expect(name, point.step, known.total_steps)
         await verb(runtime)
-        await runtime.run(_flow_of(known, flows), id=name, until="settled")
+        await runtime.run(flow, id=name, until="settled")
 
     return drive.go(flows, work)
 
 
-def _flows(app: str, json: bool) -> list[Flow[Any]]:
+def _load(app: str, json: bool) -> Program:
     with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
-        return list(load_flows(app).values())
+        program = typed().program = load_program(app)
+    return program
 
 
 def _flow_of(run: Run, flows: list[Flow[Any]]) -> Flow[Any]:
@@ -213,7 +235,7 @@ def fork(ref: str, id_: str | None, state: str | None, app: str | None, store: s
         check_id(id_)
     given = MISSING if state is None else read_json(state, "--state")
     drive = Drive(store, json=json_)
-    flows = [] if app is None else _flows(app, json_)
+    flows = [] if app is None else _load(app, json_).chosen
 
     async def work(runtime: Runtime) -> None:
         point = await runtime.load(ref, raw=True)

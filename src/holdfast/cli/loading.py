@@ -7,16 +7,25 @@ import importlib.util
 import os
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.flows.base import Flow
 
 
-def load_flows(app: str) -> dict[str, Flow[Any]]:
-    """The flows of FILE, FILE:FLOW, MODULE or MODULE:FLOW, by their variable's name.
+class Program(NamedTuple):
+    """A file or module with flows, by their variables' names."""
 
-    Raises UsageError when there is none, or when the program cannot be loaded.
+    target: str
+    flows: dict[str, Flow[Any]]
+    chosen: list[Flow[Any]]
+    """Those that were asked for."""
+
+
+def load_program(app: str) -> Program:
+    """The program of FILE, FILE:FLOW, MODULE or MODULE:FLOW.
+
+    Raises UsageError when it has no flow, not the one that is named, or cannot be loaded.
     """
     target, attribute = _split(app)
     module = _load(target)
@@ -25,18 +34,18 @@ def load_flows(app: str) -> dict[str, Flow[Any]]:
     if not attribute:
         if not flows:
             raise UsageError(f"{target} has no flow at its top level, such as report = Pipeline('report', [...])")
-        return flows
+        return Program(target, flows, list(flows.values()))
     if attribute not in flows:
         raise UsageError(f"{target} has no flow called {attribute!r} (its flows: {known})")
-    return {attribute: flows[attribute]}
+    return Program(target, flows, [flows[attribute]])
 
 
-def load_flow(app: str) -> Flow[Any]:
-    """The one flow of FILE:FLOW, or of a FILE that has only one."""
-    flows = load_flows(app)
-    if len({id(flow) for flow in flows.values()}) > 1:
-        raise UsageError(f"{app} has several flows ({', '.join(flows)}). Name one: {app}:{next(iter(flows))}")
-    return next(iter(flows.values()))
+def only_flow(program: Program) -> Flow[Any]:
+    """The one flow that was asked for, or the only one there is. Raises UsageError when there are several."""
+    if len({id(flow) for flow in program.chosen}) > 1:
+        known, example = ", ".join(program.flows), f"{program.target}:{next(iter(program.flows))}"
+        raise UsageError(f"{program.target} has several flows ({known}). Name one: {example}")
+    return program.chosen[0]
 
 
 def _split(app: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from holdfast.cli.explaining import Typed
 from holdfast.engine.verbs import MISSING
 from holdfast.errors import UsageError
 
@@ -22,9 +23,20 @@ def store_option(command: F) -> F:
     return click.option(
         "--store",
         metavar="URL",
+        callback=_keep_store,
         help="Where the runs are: sqlite:FILE, file:FOLDER or the path of a database.  [$HOLDFAST_STORE, "
         ".holdfast/runs.db]",
     )(command)
+
+
+def typed() -> Typed:
+    """What has been typed so far of the command that is under way."""
+    return click.get_current_context().ensure_object(Typed)
+
+
+def _keep_store(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    context.ensure_object(Typed).store = value
+    return value
 
 
 def json_option(command: F) -> F:

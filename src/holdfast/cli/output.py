@@ -8,7 +8,7 @@ clipboard or turns the line around.
 from __future__ import annotations
 
 import json
-import re
+import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -16,11 +16,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import HoldfastError, RunExistsError, RunFailedError, RunInterruptedError
-from holdfast.model import Run, RunStatus
-
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-_VERBS = re.compile(r"rt\.(run|resume|rewind|fork|pause|cancel)(?:\(['\"]([^'\"]*)['\"]\))?")
 
 
 def shown(value: object) -> str:
@@ -91,21 +87,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     Console(highlight=False).print(table)
 
 
-def message_of(error: HoldfastError, run: Run | None = None) -> str:
-    """What an error says, in terms of the command line and of how the run stands now."""
-    match error:
-        case RunFailedError():
-            where = f" in step {error.step!r}" if error.step else ""
-            return f"run {error.run_id} failed{where}: {error.error}. `holdfast resume {error.run_id}` tries it again."
-        case RunInterruptedError() if run is not None and run.status == RunStatus.RUNNING:
-            return f"this process no longer waits for run {run.id}, which goes on in another one."
-        case RunInterruptedError():
-            return f"run {error.run_id} was handed back unfinished. The same command goes on with it."
-        case RunExistsError():
-            return f"run {error.run_id} exists already. Choose another id."
-    return _VERBS.sub(lambda m: f"`holdfast {m[1]}{' ' + m[2] if m[2] else ''}`", str(error))
+def debugging() -> bool:
+    """Whether tracebacks are wanted."""
+    return os.environ.get("HOLDFAST_DEBUG", "") not in ("", "0")
 
 
-def error_object(error: HoldfastError, code: int, run: Run | None = None) -> dict[str, Any]:
-    """An error as it stands in the output of --json."""
-    return {"kind": type(error).__name__, "message": message_of(error, run), "exit_code": int(code)}
+def say_trace(trace: str) -> None:
+    """A traceback on stderr, where it is wanted."""
+    if debugging():
+        for line in trace.splitlines():
+            say(shown(line))

@@ -13,8 +13,9 @@ import msgspec
 
 from holdfast.blocking import Runtime as BlockingRuntime
 from holdfast.cli.codes import Exit
+from holdfast.cli.explaining import place_of
 from holdfast.cli.options import json_option, meta_option, read_meta, read_text, store_option, where
-from holdfast.cli.output import as_json, out, pretty_json, print_table, say, shown
+from holdfast.cli.output import as_json, out, pretty_json, print_table, say, say_trace, shown
 from holdfast.core.ids import parse_ref
 from holdfast.engine.doctor import examine
 from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError
@@ -85,6 +86,10 @@ class Shown(msgspec.Struct):
     events: list[Event] = []
     result: Any = None
     damage: list[str] = []
+    failed_at: str | None = None
+    """Where in the program its step failed."""
+    forked_from: str | None = None
+    """The checkpoint that it began from."""
 
 
 @click.command()
@@ -98,6 +103,10 @@ def show(ref: str, last: int, store: str | None, json_: bool) -> Exit:
     The program is not needed: what is of a type of its own is shown as the JSON that is stored.
     """
     found = asyncio.run(_look(store, *parse_ref(ref), last))
+    if found.run.status == RunStatus.FAILED and found.events:
+        trace = found.events[-1].data.get("trace")
+        found.failed_at = place_of(trace)
+        say_trace(str(trace or ""))
     if json_:
         out(as_json(found))
     else:
@@ -115,7 +124,7 @@ async def _look(store: str | None, name: str, seq: int | None, last: int) -> Sho
         found = Shown(run)
         checkpoints = await _last(_outlines(runtime, name), last, found)
         found.checkpoints = checkpoints
-        found.events = await _last(runtime.events(name), last, found)
+        found.events = await _last(_events(runtime, name, found), last, found)
         try:
             found.checkpoint = await runtime.load(name if seq is None else f"{name}@{seq}", raw=True)
             if run.status == RunStatus.COMPLETED:
@@ -134,6 +143,13 @@ async def _outlines(runtime: Runtime, name: str) -> AsyncIterator[dict[str, Any]
     async for point in runtime.checkpoints(name, raw=True):
         size = len(msgspec.json.encode(point.state))
         yield {"seq": point.seq, "step": point.step, "next": point.next, "time": point.created_at, "size": size}
+
+
+async def _events(runtime: Runtime, name: str, found: Shown) -> AsyncIterator[Event]:
+    async for event in runtime.events(name):
+        if event.type == "created":
+            found.forked_from = event.data.get("from")
+        yield event
 
 
 async def _last(items: AsyncIterator[T], count: int, found: Shown) -> list[T]:
@@ -156,7 +172,8 @@ def _print(found: Shown) -> None:
     run = found.run
     facts: list[tuple[str, object]] = [("run", run.id), ("flow", run.flow), ("status", run.status)]
     facts += [("steps", f"{_steps(run)} ({run.progress:.0f} %)"), ("next", run.next or "-")]
-    facts += [(name, value) for name, value in (("error", run.error), ("parent", run.parent)) if value]
+    more = (("error", run.error), ("failed at", found.failed_at), ("from", found.forked_from), ("parent", run.parent))
+    facts += [(name, value) for name, value in more if value]
     facts += [(f"meta {key}", pretty_json(value)) for key, value in run.metadata.items()]
     facts += [("created", _time(run.created_at)), ("changed", _time(run.updated_at))]
     for name, value in facts:
