@@ -56,6 +56,14 @@ class Loop:
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns or raises."""
+        if self._loop.is_closed() or threading.current_thread() is self._thread:
+            work.close()
+            raise UsageError(
+                "this Runtime is not open. Use it inside `with Runtime(...) as rt:`"
+                if self._loop.is_closed()
+                else "this runs on the event loop itself, as on_event does, and would wait for itself for ever. "
+                "Hand the work to another thread."
+            )
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

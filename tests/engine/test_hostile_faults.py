@@ -201,3 +201,40 @@ async def test_what_a_ttl_has_shortened_is_sound(make_runtime: MakeRuntime, cloc
         await handle.resume()
         assert await handle.result() == [0, 1, 2, 3, 4, 5]
         assert [problem async for problem in rt.doctor()] == []
+
+
+async def test_a_checkpoint_that_retention_drops_while_it_is_read_is_gone_and_not_damaged(
+    make_runtime: MakeRuntime, make_store: MakeStore
+) -> None:
+    """Between the look at its entry and the reading of its segment, the owner drops what lies before its floor."""
+
+    class Slow(WatchedStore):
+        meanwhile: Callable[[], Any] | None = None
+
+        async def read_entries(self, run: str, **place: Any) -> list[Any]:
+            found = await super().read_entries(run, **place)
+            if self.meanwhile is not None:
+                meanwhile, self.meanwhile = self.meanwhile, None
+                await meanwhile()
+            return found
+
+    gate, inside = asyncio.Event(), asyncio.Event()
+
+    async def advance(number: int, state: list[str]) -> list[str]:
+        if number == 2:
+            inside.set()
+            await gate.wait()
+        return [*state, "x" * 1000]
+
+    flow = Pipeline("dropping", advance, total=6, policy=CheckpointPolicy(on_finish="delete"))
+    store = Slow(make_store())
+    async with make_runtime() as owner, make_runtime(store) as rt:
+        handle = await owner.start(flow, [], id="r1")
+        await inside.wait()
+
+        async def finish() -> None:
+            gate.set()
+            await handle.result()
+
+        store.meanwhile = finish
+        assert await rt.load("r1@3") is None

@@ -309,3 +309,21 @@ async def test_a_run_whose_head_cannot_be_read_does_not_keep_the_others_from_rec
         rt.register(FLOW)
         assert [handle.id for handle in await rt.recover()] == ["r1"]
         assert await rt.run(FLOW, id="r1") == [0]
+
+
+async def test_a_head_that_cannot_be_read_once_does_not_keep_its_run_for_ever(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
+) -> None:
+    await interrupted(make_runtime, make_store, clock, "r1")
+
+    class Tampered(WatchedStore):
+        async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
+            claims = await super().claim_runs(query, owner)
+            return [replace(claim, head=replace(claim.head, metadata=b"{")) for claim in claims]
+
+    async with make_runtime(Tampered(make_store())) as rt, make_runtime() as other:
+        rt.register(FLOW)
+        with pytest.raises(ValueError, match="truncated"):
+            await rt.resume("r1")
+        async with asyncio.timeout(5):
+            assert await other.run(FLOW, id="r1") == [0]

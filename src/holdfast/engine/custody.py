@@ -67,10 +67,10 @@ class Custody:
 
     @contextmanager
     def giving_up(self, writer: RunWriter) -> Iterator[None]:
-        """A claimed run whose first write fails inside is given up as soon as the store can be written again."""
+        """A claimed run that cannot be gone on with is given up as soon as the store can be written."""
         try:
             yield
-        except StoreError:
+        except Exception:  # not only of the store: a tampered head makes anything fail
             self.add(writer)
             raise
 

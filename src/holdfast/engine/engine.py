@@ -200,13 +200,16 @@ class Engine:
         Taking a run up costs no commit: that it was resumed travels with the first one. A run that was
         taken up too often without any progress is ended as failed instead.
         """
+        with self.custody.giving_up(writer):
+            return await self._take(claim, writer)
+
+    async def _take(self, claim: Claim, writer: RunWriter) -> LiveRun:
         head, name = claim.head, writer.cursor["next"]
         failures, retry_at = failures_since(head.id, claim.entries)
-        with self.custody.giving_up(writer):
-            if writer.attempt > self._crash_limit:
-                error = f"given up after {writer.attempt - 1} crashes in step {name!r} without progress"
-                return await self._give_up(head, writer, name, error)
-            entries = await self._for_retention(head)
+        if writer.attempt > self._crash_limit:
+            error = f"given up after {writer.attempt - 1} crashes in step {name!r} without progress"
+            return await self._give_up(head, writer, name, error)
+        entries = await self._for_retention(head)
         if not writer.written:
             writer.marks_due.append((Kind.RESUMED, {"from": writer.checkpoint_seq}))
         self._show("resumed", head.id, step=name, data={"from": writer.checkpoint_seq})

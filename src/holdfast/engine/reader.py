@@ -114,7 +114,10 @@ class Reader:
         base = read_body(head.id, found[0]).get("base", seq)
         if type(base) is not int or not 0 < base <= seq:
             raise StoreDamagedError(head.id, seq, "it names a segment that cannot be")
-        return last_point(head.id, await self._store.read_entries(head.id, after=base - 1, upto=seq))
+        entries = await self._store.read_entries(head.id, after=base - 1, upto=seq)
+        if not entries or entries[-1].seq != seq:
+            return None  # retention dropped it since it was looked at
+        return last_point(head.id, entries)
 
     async def nearest(self, head: Head, seq: int) -> int | None:
         """The seq of the checkpoint nearest to `seq`; the older one of two."""
