@@ -204,6 +204,25 @@ def test_a_bug_has_a_code_of_its_own_and_a_traceback_only_on_demand(monkeypatch:
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_ctrl_c_while_the_program_is_still_being_loaded_ends_it_quietly(cli: Any) -> None:
+    code = """
+import sys
+from holdfast.cli import main
+
+class CtrlC:
+    def find_spec(self, name, *rest):
+        if name == "holdfast.cli.app":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, CtrlC())
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=cli.environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_the_documented_exit_codes_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", DOCS.read_text(), flags=re.MULTILINE)
     assert {int(code): text for code, text in rows} == {code.value: text for code, text in MEANING.items()}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -44,20 +46,74 @@ def test_ls_json_is_one_object_per_line(cli: Any) -> None:
     assert {"id", "flow", "status", "step", "total_steps", "next", "progress", "error", "metadata"} <= set(runs[0])
 
 
+def in_terminal(cli: Any, *arguments: str, columns: int = 100) -> str:
+    """What a person sees of the command, in black and white."""
+    leader, follower = pty.openpty()
+    environment = {**cli.environment, "COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "xterm"}
+    command = [sys.executable, "-m", "holdfast", *arguments]
+    subprocess.run(command, cwd=cli.folder, env=environment, stdout=follower, stderr=follower, check=True)
+    os.close(follower)
+    seen = b""
+    with suppress(OSError):  # how a terminal ends that nobody writes to any more
+        while part := os.read(leader, 65536):
+            seen += part
+    os.close(leader)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode()).replace("\r\n", "\n")
+
+
 def test_in_a_terminal_ls_is_a_table_with_a_head(cli: Any) -> None:
     cli.run_r1()
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "holdfast", "ls"]
-    subprocess.run(command, cwd=cli.folder, env=cli.environment, stdout=follower, check=True)
-    os.close(follower)
-    assert b"changed" in os.read(leader, 65536)
-    os.close(leader)
+    assert in_terminal(cli, "ls").splitlines()[0].split() == ["run", "status", "flow", "steps", "next", "changed"]
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80])
+def test_in_a_narrow_terminal_ls_keeps_ids_and_statuses_whole(cli: Any, columns: int) -> None:
+    run = "a-run-with-an-id-of-some-length"
+    cli("run", "app.py:report", "-i", '{"topic": "x"}', "--id", run, FAIL_IN="search")
+    lines = in_terminal(cli, "ls", columns=columns).splitlines()
+    assert len(lines) == 2
+    assert lines[1].split()[:2] == [run, "failed"]
+
+
+def test_ls_says_so_when_there_is_nothing_to_list(cli: Any) -> None:
+    cli.run_r1()
+    done = cli("ls", "--status", "failed")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "no runs\n")
+
+
+def test_the_store_may_be_named_before_the_command(cli: Any) -> None:
+    cli("--store", "file:runs", "run", "app.py:oracle", "--id", "a")
+    assert cli("--store", "file:runs", "ls").stdout == cli("ls", "--store", "file:runs").stdout
+    assert "a is deleted" in cli("--store", "file:elsewhere", "delete", "a", "--store", "file:runs").stdout
+
+
+def test_what_a_step_prints_bit_by_bit_stays_on_its_line_in_a_terminal(cli: Any) -> None:
+    (cli.folder / "tokens.py").write_text(
+        "from holdfast import Pipeline\n"
+        "def quiet(s): pass\n"
+        "def talk(s):\n"
+        "    for token in 'once upon a time'.split(): print(token, end=' ', flush=True)\n"
+        "def after(s): pass\n"
+        "tale = Pipeline('tale', [quiet, talk, after])\n"
+    )
+    seen = in_terminal(cli, "run", "tokens.py", "--id", "t1")
+    assert "once upon a time \nt1@3: talk done (2 of 3)\nt1@4: after done (3 of 3)\n" in seen
+
+
+def test_a_deleted_run_is_gone_and_a_live_one_is_refused(cli: Any) -> None:
+    process = cli.start_r1(stop_in="analyze")
+    assert cli("delete", "r1").returncode == 6
+    cli.kill(process)
+    assert cli.json("delete", "r1") == {"deleted": "r1"}
+    assert cli("show", "r1").returncode == cli("delete", "r1").returncode == 6
 
 
 def test_show_prints_checkpoints_events_and_the_state_without_the_program(cli: Any) -> None:
     cli.run_r1()
     (cli.folder / "app.py").unlink()
     text = cli("show", "r1").stdout
+    assert "checkpoint\tsteps done\tnext\ttime\tbytes of state\n" in text
+    assert "seq\tevent\tstep\ttime\terror\n" in text
     assert "r1@3\t2\twrite\t" in text
     assert "step_completed\tanalyze" in text
     assert '"type": "Report"' in text

@@ -7,6 +7,10 @@ import sys
 
 def main() -> None:
     """Do what the arguments of this process say, and end it with the exit code that is documented for that."""
-    from holdfast.cli.app import execute
+    try:
+        from holdfast.cli.app import execute
 
-    sys.exit(execute(sys.argv[1:]))
+        code = execute(sys.argv[1:])
+    except KeyboardInterrupt:  # before anything was under way
+        code = 130
+    sys.exit(code)

@@ -37,8 +37,12 @@ class _InOrder(click.Group):
     cls=_InOrder, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(__version__, prog_name="holdfast")
-def holdfast() -> None:
+@click.option("--store", metavar="URL", hidden=True)
+@click.pass_context
+def holdfast(context: click.Context, store: str | None) -> None:
     """Runs that survive kill -9 and go on from their last finished step."""
+    # Every command has the option; who writes it before the command means the same.
+    context.default_map = {name: {"store": store} for name in holdfast.commands} if store is not None else None
 
 
 for _command in (
@@ -50,6 +54,7 @@ for _command in (
     driving.rewind,
     steering.pause,
     steering.cancel,
+    steering.delete,
     driving.fork,
     reading.doctor,
 ):

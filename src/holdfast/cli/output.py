@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+_LEAST, _GAP = 8, 2  # how wide a field is left that is cropped or folded; the space between two
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
@@ -69,22 +70,48 @@ def prepare() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table in a terminal; elsewhere one line per row, its fields separated by tabs, as they come."""
-    if not sys.stdout.isatty():
-        for row in rows:
-            out("\t".join(shown(field) for field in row))
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    crop: Sequence[str] = (),
+    fold: str = "",
+    head: bool = True,
+) -> None:
+    """A table in a terminal; elsewhere one line per row, its fields separated by tabs, as they come.
+
+    What is too wide for the terminal is cropped in the columns `crop` and folded in the column `fold`; then the last
+    columns are left out, but never the first two. Without `head` the names of the columns are for a terminal only.
+    """
+    if sys.stdout.isatty():
+        _draw_table(columns, [[shown(field) for field in row] for row in rows], crop, fold)
         return
+    if head:
+        out("\t".join(columns))
+    for row in rows:
+        out("\t".join(shown(field) for field in row))
+
+
+def _draw_table(columns: Sequence[str], rows: list[list[str]], crop: Sequence[str], fold: str) -> None:
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(highlight=False)
+    widths = [max(map(cell_len, fields)) for fields in zip(columns, *rows, strict=True)]
+    narrow = (*crop, fold)
+    least = [min(width, _LEAST) if name in narrow else width for name, width in zip(columns, widths, strict=True)]
+    while len(least) > 2 and sum(least) + _GAP * len(least) > console.width:
+        least.pop()
+    console.width = max(console.width, sum(least) + _GAP * len(least))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for name, width in zip(columns, least, strict=False):
+        table.add_column(name, min_width=width, no_wrap=name not in narrow, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(shown(field)) for field in row))
-    Console(highlight=False).print(table)
+        fields = zip(columns, row[: len(least)], strict=False)
+        table.add_row(*(Text(f) if name == fold else Text(f, no_wrap=True, overflow="ellipsis") for name, f in fields))
+    console.print(table)
 
 
 def debugging() -> bool:

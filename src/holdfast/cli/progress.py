@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self, TextIO, cast
 
 from holdfast.cli.output import say, shown
 from holdfast.model import Event
@@ -85,13 +87,17 @@ class Watch:
 
 
 class Bar(Watch):
-    """A progress bar, with the lines above it."""
+    """A progress bar with the lines above it, until something else is printed; the lines alone from then on.
+
+    What a step prints may be half a line, which no bar can be drawn under without tearing it.
+    """
 
     def __enter__(self) -> Self:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self._console = Console(stderr=True, highlight=False, markup=False)
+        self._streams = sys.stdout, sys.stderr
+        self._console = Console(file=sys.stderr, highlight=False, markup=False)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -99,17 +105,25 @@ class Bar(Watch):
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
         self._task = self._bar.add_task("", total=None, count="")
         self._step = ""
         self._bar.start()
+        self._screen = Screen(self._bar.stop)
+        if sys.stdout.isatty():
+            sys.stdout = cast("TextIO", Printing(sys.stdout, self._screen))
+        sys.stderr = cast("TextIO", Printing(sys.stderr, self._screen))
         return self
 
     def __exit__(self, *problem: Any) -> None:
         self._bar.stop()
+        self._screen.end_line(self._console.file)
+        sys.stdout, sys.stderr = self._streams
 
     def say(self, line: str) -> None:
+        self._screen.end_line(self._console.file)
         self._console.print(line, soft_wrap=True)
 
     def started(self, step: str) -> None:
@@ -128,6 +142,54 @@ class Bar(Watch):
             total=self._total,
             count=self.count(),
         )
+
+
+class Screen:
+    """A terminal that a bar is on until somebody else prints."""
+
+    def __init__(self, clear: Callable[[], None]) -> None:
+        self._clear: Callable[[], None] | None = clear
+        self._lock = threading.Lock()
+        self._in_line = False
+
+    def clear(self) -> None:
+        """Take the bar away for good."""
+        with self._lock:  # who comes second waits until it is gone
+            clear, self._clear = self._clear, None
+            if clear is not None:
+                clear()
+
+    def wrote(self, text: str) -> None:
+        """Something was printed."""
+        if text:
+            self._in_line = not text.endswith("\n")
+
+    def end_line(self, stream: IO[str]) -> None:
+        """Begin a new line if the last one that was printed has no end."""
+        if self._in_line:
+            self._in_line = False
+            stream.write("\n")
+
+
+class Printing:
+    """A stream whose use clears the screen first."""
+
+    def __init__(self, stream: TextIO, screen: Screen) -> None:
+        self._stream, self._screen = stream, screen
+
+    def write(self, text: str) -> int:
+        self._screen.clear()
+        self._screen.wrote(text)
+        return self._stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("buffer", "fileno"):
+            self._screen.clear()  # for whoever writes around `write`
+        return getattr(self._stream, name)
 
 
 def watch() -> Watch:

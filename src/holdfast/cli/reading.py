@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import datetime
+from itertools import chain
 from typing import Any, TypeVar
 
 import click
@@ -60,11 +61,20 @@ def ls(
             for run in runs:
                 out(as_json(run))
         else:
-            print_table(("run", "status", "flow", "steps", "next", "changed"), _rows(runs))
+            _print_list(runs)
     return Exit.OK
 
 
-def _rows(runs: Iterator[Run]) -> Iterator[tuple[object, ...]]:
+def _print_list(runs: Iterator[Run]) -> None:
+    first = next(runs, None)
+    if first is None:
+        say("no runs")
+    else:
+        columns = ("run", "status", "flow", "steps", "next", "changed")
+        print_table(columns, _rows(chain([first], runs)), crop=("flow", "next"), head=False)
+
+
+def _rows(runs: Iterable[Run]) -> Iterator[tuple[object, ...]]:
     for run in runs:
         yield run.id, run.status, run.flow, _steps(run), run.next or "-", _time(run.updated_at)
 
@@ -182,10 +192,10 @@ def _print(found: Shown) -> None:
     rows = [
         (f"{run.id}@{p['seq']}", p["step"], p["next"] or "-", _time(p["time"]), p["size"]) for p in found.checkpoints
     ]
-    print_table(("checkpoint", "steps done", "next", "time", "bytes of state"), rows)
+    print_table(("checkpoint", "steps done", "next", "time", "bytes of state"), rows, crop=("next",))
     out("\nlast events")
     events = [(e.seq, e.type, e.step or "-", _time(e.time), e.error or "") for e in found.events]
-    print_table(("seq", "event", "step", "time", "error"), events)
+    print_table(("seq", "event", "step", "time", "error"), events, crop=("step",), fold="error")
     if found.checkpoint is not None:
         out(f"\nstate at {found.checkpoint.id}")
         out(pretty_json(found.checkpoint.state))

@@ -1,4 +1,4 @@
-"""The commands that ask something of a run from outside: pause, cancel."""
+"""The commands that ask something of a run from outside: pause, cancel, delete."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from holdfast.cli.codes import Exit
 from holdfast.cli.options import json_option, read_text, store_option, where
 from holdfast.cli.output import as_json, out
 from holdfast.core.ids import check_id
+from holdfast.errors import RunNotFoundError
 from holdfast.model import Run, RunStatus
 from holdfast.runtime import Runtime
 
@@ -37,6 +38,25 @@ def cancel(run: str, reason: str | None, store: str | None, json_: bool) -> Exit
     why = None if reason is None else read_text(reason)
     found = asyncio.run(_ask(store, run, lambda runtime: runtime.cancel(run, why)))
     return _report(found, RunStatus.CANCELLED, "cancel", json_)
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@store_option
+@json_option
+def delete(run: str, store: str | None, json_: bool) -> Exit:
+    """Delete a run with all its history. One that is live is refused."""
+    check_id(run)
+    asyncio.run(_delete(store, run))
+    out(as_json({"deleted": run}) if json_ else f"{run} is deleted")
+    return Exit.OK
+
+
+async def _delete(store: str | None, run: str) -> None:
+    async with Runtime(where(store), create=False) as runtime:
+        if await runtime.get(run) is None:
+            raise RunNotFoundError(run)
+        await runtime.delete(run)
 
 
 async def _ask(store: str | None, run: str, verb: Callable[[Runtime], Awaitable[None]]) -> Run | None:
