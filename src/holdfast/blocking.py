@@ -11,6 +11,7 @@ A thread of its own runs the event loop, so live runs go on while the program do
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import threading
@@ -18,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import asynccontextmanager
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
 import holdfast.runtime as face
 from holdfast.engine.verbs import MISSING
@@ -26,6 +27,8 @@ from holdfast.errors import UsageError
 from holdfast.flows.base import Flow
 from holdfast.model import Checkpoint, Event, Problem, Run, RunStatus
 from holdfast.store.base import Store
+
+log = logging.getLogger("holdfast")
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -127,7 +130,9 @@ class RunHandle(Generic[R]):
 class Runtime:
     """`holdfast.Runtime` for programs without an event loop. Use it as `with Runtime(...) as rt`."""
 
-    def __init__(self, store: str | os.PathLike[str] | Store | None = MISSING, **settings: Any) -> None:
+    def __init__(
+        self, store: str | os.PathLike[str] | Store | None = MISSING, **settings: Unpack[face.Settings]
+    ) -> None:
         self._runtime = face.Runtime(store, **settings)
         self._thread: Loop | None = None
 
@@ -295,15 +300,22 @@ def run(
     id: str | None = None,
     store: str | os.PathLike[str] | Store | None = MISSING,
     metadata: dict[str, Any] | None = None,
-    **settings: Any,
+    **settings: Unpack[face.Settings],
 ) -> R:
     """The result of a run in one blocking call, for scripts: started, continued, or read.
 
-    The first Ctrl-C or SIGTERM lets the step under way finish and hands the run back, the second one at
-    once; both raise RunInterruptedError, and the same call goes on later. A run that waits for something
-    from outside raises RunWaitingError instead of keeping the script waiting.
+    The first Ctrl-C or SIGTERM gives the step under way `grace` seconds to finish and hands the run back,
+    the second one at once; both raise RunInterruptedError, and the same call goes on later. A run that
+    waits for something from outside raises RunWaitingError instead of keeping the script waiting.
     """
-    return asyncio.run(run_with_signals(flow, input, id=id, store=store, metadata=metadata, **settings))
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run_with_signals(flow, input, id=id, store=store, metadata=metadata, **settings))
+    raise UsageError(
+        "holdfast.run blocks, and an event loop is running here (as in a notebook). Use `await rt.run(...)` inside "
+        "`async with Runtime(...) as rt`, or holdfast.blocking.Runtime."
+    )
 
 
 async def run_with_signals(
@@ -313,12 +325,16 @@ async def run_with_signals(
     id: str | None,
     store: str | os.PathLike[str] | Store | None,
     metadata: dict[str, Any] | None,
-    **settings: Any,
+    **settings: Unpack[face.Settings],
 ) -> R:
     """What `run` does, on a loop of its own."""
     runtime = face.Runtime(store, **settings)
-    async with runtime, handing_back_on_signals(runtime):
+    async with runtime, handing_back_on_signals(runtime, _say_what_happens):
         return await runtime.run(flow, input, id=id, metadata=metadata, until="settled")
+
+
+def _say_what_happens(number: signal.Signals) -> None:
+    log.warning("holdfast: %s: the step under way may finish; once more hands the run back at once", number.name)
 
 
 @asynccontextmanager

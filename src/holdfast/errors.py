@@ -196,10 +196,9 @@ class RunWaitingError(RunError):
 class RunInterruptedError(RunError):
     """This process handed the run back before it ended; it can be gone on with anywhere."""
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(
-            run_id, f"run {run_id} was handed back unfinished because this process shuts down. Run it again to go on."
-        )
+    def __init__(self, run_id: str, why: str = "this process shuts down") -> None:
+        self.why = why
+        super().__init__(run_id, f"run {run_id} was handed back unfinished because {why}. Run it again to go on.")
 
 
 class RunOwnedError(RunError):

@@ -7,11 +7,11 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypedDict, TypeVar
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.core.ids import check_id, parse_ref
-from holdfast.core.policy import CheckpointPolicy
+from holdfast.core.policy import CheckpointPolicy, check_policy
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.doctor import examine
 from holdfast.engine.engine import Engine, LiveRun
@@ -28,6 +28,23 @@ from holdfast.store.locate import default_location, locate
 R = TypeVar("R")
 
 _PAGE = 100
+
+
+class Settings(TypedDict, total=False):
+    """The keyword settings of a Runtime, for those who pass them on."""
+
+    recover: bool
+    lease: float
+    heartbeat: float
+    grace: float
+    concurrency: int
+    policy: CheckpointPolicy | None
+    retry: RetryPolicy | None
+    crash_limit: int
+    on_event: Callable[[Event], Any] | None
+    durability: Literal["power", "process"]
+    create: bool
+    clock: Clock | None
 
 
 class RunHandle(Generic[R]):
@@ -103,6 +120,11 @@ class Runtime:
     ) -> None:
         if not 0 < heartbeat < lease:
             raise UsageError(f"heartbeat={heartbeat} must be more than 0 and less than lease={lease}")
+        check_policy(policy)
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise UsageError(f"retry={retry!r} must be a RetryPolicy, as RetryPolicy(attempts=3)")
+        if on_event is not None and not callable(on_event):
+            raise UsageError(f"on_event={on_event!r} must be a function that takes an Event")
         if concurrency < 1 or crash_limit < 1 or grace < 0:
             raise UsageError("concurrency and crash_limit are at least 1, grace is not negative")
         self._clock = clock or SystemClock()

@@ -212,10 +212,19 @@ class Engine:
         entries = await self._for_retention(head)
         if not writer.written:
             writer.marks_due.append((Kind.RESUMED, {"from": writer.checkpoint_seq}))
+        self._note_shape(head, writer)
         self._show("resumed", head.id, step=name, data={"from": writer.checkpoint_seq})
         live = self._launch(head, writer, entries=entries, failures=failures, retry_at=retry_at)
         live.runner.control.deliver(claim.mail)
         return live
+
+    def _note_shape(self, head: Head, writer: RunWriter) -> None:
+        """A program that has changed since may have other steps: what lists show of the run follows it."""
+        flow, _ = self.registry.flow(head.id, head.flow)
+        info = msgspec.json.decode(head.info, type=Info)
+        if (info.total, info.steps) != (flow.total_steps, flow.step_names):
+            info.total, info.steps = flow.total_steps, flow.step_names
+            writer.fields_due["info"] = msgspec.json.encode(info)
 
     async def _give_up(self, head: Head, writer: RunWriter, step: str, error: str) -> LiveRun:
         live = self._live_run(head, writer, entries=())
@@ -274,8 +283,10 @@ class Engine:
         except HoldfastError as error:
             outcome = Outcome(error=error)
         except Exception as error:
-            assert outcome.error is not None
-            outcome.error.__cause__ = error  # not of our making, e.g. a clock of the user's: who waits is told
+            # Not of our making, e.g. a clock of the user's, or a bug: who waits is told what it was.
+            why = f"driving it met an unexpected {type(error).__name__}: {error}"
+            outcome = Outcome(error=RunInterruptedError(live.id, why))
+            outcome.error.__cause__ = error  # type: ignore[union-attr]
         finally:
             if held:
                 self._slots.release()

@@ -47,6 +47,8 @@ class RunWriter:
             self.segment = Segment(point.base, point.written, plain=point.plain)
         self.marks_due: list[Mark] = []
         """What happened already and travels with the next commit."""
+        self.fields_due: dict[str, Any] = {}
+        """What of the head has changed already and travels with it too."""
         self.written: list[Entry] = []
         """The entries of the last commit."""
         self.closed = False
@@ -76,6 +78,7 @@ class RunWriter:
         if self.closed:
             raise OwnershipLostError(self.run, self.fence)
         now, given = self._clock.now(), dict(fields)
+        fields = {**self.fields_due, **fields}
         entries, segment = self._entries(marks, progress, extra or {}, now, whole=drop_history)
         rebase = _last_checkpoint(entries) if drop_history else None
         if rebase is not None:
@@ -216,7 +219,7 @@ class RunWriter:
     def _count(self, landed: _Landed) -> None:
         """What was written is now what the store holds."""
         self.written, self.segment = landed.entries, landed.segment
-        self.marks_due = []
+        self.marks_due, self.fields_due = [], {}
         if landed.entries:
             self.seq = landed.entries[-1].seq
         if landed.progress is not None:
