@@ -14,8 +14,9 @@ from holdfast.core.ids import check_id, parse_ref
 from holdfast.core.policy import CheckpointPolicy, check_policy
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.doctor import examine
-from holdfast.engine.engine import Engine, LiveRun
+from holdfast.engine.engine import Engine
 from holdfast.engine.listing import list_query, page_cursor
+from holdfast.engine.live import LiveRun
 from holdfast.engine.reader import Reader, run_view
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.verbs import MISSING, Verbs

@@ -6,19 +6,19 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from hashlib import blake2b
 from typing import Any, TypeVar
 
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.core.codec import Tree, canonical
+from holdfast.core.codec import Tree
 from holdfast.core.events import events_of, when
 from holdfast.core.history import failures_since, last_kept
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.committer import Committer
 from holdfast.engine.custody import Custody
+from holdfast.engine.live import Info, LiveRun
 from holdfast.engine.ownership import Ownership
 from holdfast.engine.registry import Registry
 from holdfast.engine.retention import Retention
@@ -38,24 +38,6 @@ MAIL_PAUSE = 0.03
 MAIL_PAUSE_EACH = 0.0002
 MAIL_QUIET = 0.06
 THREADS = 64
-
-
-class Info(msgspec.Struct, omit_defaults=True):
-    """What a head says of a run so that it can be shown without its program."""
-
-    digest: str = ""
-    nonce: str = ""
-    total: int | None = None
-    steps: tuple[str, ...] = ()
-
-
-class LiveRun:
-    """A run that this process owns and drives."""
-
-    def __init__(self, run: str, runner: Runner) -> None:
-        self.id, self.runner = run, runner
-        self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.task: asyncio.Task[None] | None = None
 
 
 class Engine:
@@ -415,8 +397,3 @@ class Engine:
             self.custody.add(live.runner.writer)
         if not live.done.done():
             live.done.set_result(Outcome(error=RunInterruptedError(live.id)))
-
-
-def digest_of(tree: Tree) -> str:
-    """What tells two inputs apart."""
-    return blake2b(canonical(tree), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""The filters of a list, checked before anything is read."""
+"""Metadata and the filters of a list, checked before anything is written or read."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.ids import check_id
 from holdfast.core.transitions import stored_states
-from holdfast.errors import InvalidFilterError, InvalidIdError
+from holdfast.errors import InvalidFilterError, InvalidIdError, UsageError
 from holdfast.model import Head, Query, Run, RunStatus
 
 _MOST = 1_000_000_000
@@ -114,3 +115,19 @@ def _seconds(name: str, value: datetime | None) -> float | None:
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise InvalidFilterError(f"{name}={value!r}: it must be a datetime with a time zone")
     return value.timestamp()
+
+
+def encode_metadata(metadata: dict[str, Any] | None) -> bytes:
+    """Metadata as JSON, exactly. Raises UsageError for what JSON cannot hold."""
+    if metadata is None:
+        return b"{}"
+    try:
+        encoded = msgspec.json.encode(metadata)
+        if type(metadata) is dict and msgspec.json.decode(encoded) == metadata:
+            for key, value in metadata.items():
+                if type(value) is int and not -(2**63) <= value < 2**63:
+                    raise UsageError(f"metadata[{key!r}] is an integer of more than 64 bits; store it as a text")
+            return encoded
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"metadata must be a plain JSON object: {error}") from error
+    raise UsageError("metadata must be a JSON object of texts, numbers, booleans, lists and objects")

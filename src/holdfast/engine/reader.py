@@ -12,7 +12,7 @@ from holdfast.core.checksum import verify
 from holdfast.core.events import events_of, when
 from holdfast.core.history import Fold, Point, last_kept, last_point, read_body
 from holdfast.core.transitions import ENDED, shown_status
-from holdfast.engine.engine import Info
+from holdfast.engine.live import Info
 from holdfast.engine.registry import Registry
 from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError
 from holdfast.model import CHECKPOINT_KINDS, Checkpoint, Entry, Event, Head, Kind, Run, RunStatus

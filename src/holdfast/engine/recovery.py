@@ -15,7 +15,8 @@ from holdfast.core.checksum import seal
 from holdfast.core.codec import dumps
 from holdfast.core.history import last_point, rebased
 from holdfast.core.transitions import ENDED, RECOVERABLE, UNOWNED
-from holdfast.engine.engine import Engine, LiveRun
+from holdfast.engine.engine import Engine
+from holdfast.engine.live import LiveRun
 from holdfast.errors import StoreDamagedError, StoreError
 from holdfast.model import Claim, Commit, Head, HeadChange, Kind, Query
 

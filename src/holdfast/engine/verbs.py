@@ -18,20 +18,20 @@ from holdfast.core.codec import dumps, loads
 from holdfast.core.events import events_of
 from holdfast.core.ids import check_id, new_id, parse_ref, storable
 from holdfast.core.transitions import ENDED, HINTS, UNOWNED, Act, Situation, act, situation
-from holdfast.engine.engine import Engine, Info, LiveRun, digest_of
+from holdfast.engine.engine import Engine
+from holdfast.engine.listing import encode_metadata
+from holdfast.engine.live import Info, LiveRun, digest_of
 from holdfast.engine.reader import Reader
+from holdfast.engine.refusals import ended_error, refused
 from holdfast.engine.writer import RunWriter
 from holdfast.errors import (
     HoldfastError,
     InputChangedError,
     NotACheckpointError,
-    RunCancelledError,
     RunExistsError,
-    RunFailedError,
     RunInterruptedError,
     RunNotFoundError,
     RunOwnedError,
-    RunPausedError,
     RunWaitingError,
     StepMissingError,
     UsageError,
@@ -389,43 +389,3 @@ def _overruled(claim: Claim) -> tuple[int, ...]:
 
 def _without(claim: Claim, taken: tuple[int, ...]) -> Claim:
     return replace(claim, mail=tuple(mail for mail in claim.mail if mail.id not in taken))
-
-
-def refused(verb: str, head: Head) -> HoldfastError:
-    """Why the run's situation does not allow the verb."""
-    where = situation(head)
-    if where is Situation.LIVE and verb in ("resume", "rewind"):
-        return RunOwnedError(head.id, head.owner)
-    return VerbRefusedError(head.id, verb, where, HINTS.get((verb, where), ""))
-
-
-def ended_error(head: Head) -> HoldfastError:
-    """What a run that gives no result has come to."""
-    error = None if head.error is None else msgspec.json.decode(head.error)
-    match situation(head):
-        case Situation.PAUSED:
-            return RunPausedError(head.id)
-        case Situation.WAITING:
-            return RunWaitingError(head.id, head.waiting_for)
-        case Situation.CANCELLED:
-            return RunCancelledError(head.id, error and error.get("error"))
-        case Situation.FAILED:
-            return RunFailedError(head.id, error and error.get("step"), (error and error.get("error")) or "unknown")
-        case _:
-            return RunInterruptedError(head.id)
-
-
-def encode_metadata(metadata: dict[str, Any] | None) -> bytes:
-    """Metadata as JSON, exactly. Raises UsageError for what JSON cannot hold."""
-    if metadata is None:
-        return b"{}"
-    try:
-        encoded = msgspec.json.encode(metadata)
-        if type(metadata) is dict and msgspec.json.decode(encoded) == metadata:
-            for key, value in metadata.items():
-                if type(value) is int and not -(2**63) <= value < 2**63:
-                    raise UsageError(f"metadata[{key!r}] is an integer of more than 64 bits; store it as a text")
-            return encoded
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"metadata must be a plain JSON object: {error}") from error
-    raise UsageError("metadata must be a JSON object of texts, numbers, booleans, lists and objects")

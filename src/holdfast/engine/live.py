@@ -1,0 +1,34 @@
+"""A run as this process knows it while it drives it, and what a head says of it without its program."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import blake2b
+
+import msgspec
+
+from holdfast.core.codec import Tree, canonical
+from holdfast.engine.runner import Outcome, Runner
+
+
+class Info(msgspec.Struct, omit_defaults=True):
+    """What a head says of a run so that it can be shown without its program."""
+
+    digest: str = ""
+    nonce: str = ""
+    total: int | None = None
+    steps: tuple[str, ...] = ()
+
+
+class LiveRun:
+    """A run that this process owns and drives."""
+
+    def __init__(self, run: str, runner: Runner) -> None:
+        self.id, self.runner = run, runner
+        self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None
+
+
+def digest_of(tree: Tree) -> str:
+    """What tells two inputs apart."""
+    return blake2b(canonical(tree), digest_size=16).hexdigest()
