@@ -26,7 +26,7 @@ class WalKeeper:
         self._lock, self._writer, self._connect = lock, writer, connect
         self._wake = threading.Event()
         self._stopped = False
-        self._commits = 0
+        self._commits = self._pages = 0
         self._warm = False
         self._thread: threading.Thread | None = None
 
@@ -37,6 +37,7 @@ class WalKeeper:
     def written(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         """Called by SQLite after each commit, on the writer's thread: only looks whether there is work."""
         self._commits += 1
+        self._pages = pages
         if pages >= MOVE_AT_PAGES or (self._commits == WARM_AT_COMMITS and not self._warm):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="holdfast-wal", daemon=True)
@@ -62,7 +63,8 @@ class WalKeeper:
                 if not self._warm:
                     self._warm = True
                     self._grow(connection)
-                self._move(connection)
+                if self._pages >= MOVE_AT_PAGES:
+                    self._move(connection)
             except (apsw.Error, OSError):
                 pass  # upkeep only: the writer meets the same trouble and reports it
 
