@@ -348,6 +348,7 @@ async def handing_back_on_signals(
     loop, closing = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     def close(number: signal.Signals) -> None:
+        runtime._stop_soon()  # before anybody is told: closing takes turns of the loop, in which a step could begin
         if on_signal is not None:
             on_signal(number)
         closing.add(loop.create_task(runtime.close()))

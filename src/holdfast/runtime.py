@@ -194,6 +194,11 @@ class Runtime:
             await asyncio.wait({closing})
             raise
 
+    def _stop_soon(self) -> None:
+        """Begin no further step of any live run, from this very moment; `close` does the rest."""
+        if self._engine is not None:
+            self._engine.stop_all()
+
     async def _close(self, engine: Engine, hurry: asyncio.Event) -> None:
         try:
             await engine.shutdown(self._grace, hurry)

@@ -357,11 +357,11 @@ class Engine:
         try:
             for wait in self._waits:
                 wait.cancel()  # nobody may still be looking when the store is closed
-            self._stop_all()
+            self.stop_all()
             if self._under_way:
                 await asyncio.wait(self._under_way, timeout=max(grace, 1.0))
             await self._settle(grace, hurry)
-            self._stop_all(at_once=True)
+            self.stop_all(at_once=True)
             await self._settle(1.0, None)
             for live in list(self.live.values()):
                 # Its code neither returns nor lets itself be cancelled: take the run away from it.
@@ -376,7 +376,8 @@ class Engine:
             self._lanes.close()
             await self.ownership.end()
 
-    def _stop_all(self, *, at_once: bool = False) -> None:
+    def stop_all(self, *, at_once: bool = False) -> None:
+        """Want every live run handed back, at its next safe point or in the middle of its step."""
         for live in list(self.live.values()):
             live.runner.control.request_stop(at_once=at_once)
 
