@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from exactly import exactly
 from holdfast.core import scalars
 from holdfast.core.codec import Codec, Tree, dumps, loads
 from holdfast.errors import NotLoadableError
@@ -260,13 +261,14 @@ def test_any_json_is_loaded_or_is_a_clear_error(tree: Any) -> None:
         value = CODEC.decode(loads(dumps(tree)))
     except NotLoadableError:
         return
-    CODEC.encode(value)
+    assert exactly(CODEC.decode(CODEC.encode(value))) == exactly(value)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary() | st.text().map(str.encode))
 def test_any_bytes_are_loaded_or_are_a_clear_error(data: bytes) -> None:
     try:
-        CODEC.decode(loads(data))
+        value = CODEC.decode(loads(data))
     except NotLoadableError:
-        pass
+        return
+    assert exactly(CODEC.decode(CODEC.encode(value))) == exactly(value)

@@ -197,6 +197,7 @@ def test_any_cutting_and_filling_of_a_list_is_done_again_exactly(old: list[Any],
 )
 def test_any_operations_are_done_or_are_a_clear_error(tree: Any, ops: list[Any]) -> None:
     try:
-        apply(tree, loads(dumps(ops)))
+        result = apply(tree, loads(dumps(ops)))
     except DeltaError:
-        pass
+        return
+    assert exactly(loads(dumps(result))) == exactly(result)

@@ -26,7 +26,7 @@ from holdfast.store.sqlite.wal import WalKeeper
 
 T = TypeVar("T")
 
-BUSY_MS = 20_000
+BUSY_MS = 10_000  # well within the default lease, so that a heartbeat gives up before others take over
 # Entries of 2 to 6 KB, a turn of a conversation each, take 5 to 10 % more than their bytes on small
 # pages and up to twice as much on pages of 4 KB, at the same speed.
 PAGE_BYTES = 1024

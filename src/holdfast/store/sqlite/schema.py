@@ -20,7 +20,6 @@ from holdfast.errors import StoreDamagedError, StoreVersionError
 from holdfast.faults import fault
 
 APPLICATION_ID = 0x486F6C64  # "Hold"
-SEQ_BITS = 32
 
 MIGRATIONS: list[str] = [
     """
