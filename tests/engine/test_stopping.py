@@ -260,12 +260,15 @@ async def test_a_run_in_the_queue_is_stopped_before_its_first_step(
 
 
 async def test_no_more_runs_than_allowed_are_driven_at_once(make_runtime: MakeRuntime) -> None:
-    busy, most, waiting = 0, 0, asyncio.Event()
+    busy, most, together = 0, 0, asyncio.Event()
 
     async def work(state: Any) -> None:
         nonlocal busy, most
         busy += 1
         most = max(most, busy)
+        if busy == 3:
+            together.set()
+        await together.wait()
         for _ in range(5):
             await asyncio.sleep(0)
         busy -= 1
@@ -273,7 +276,6 @@ async def test_no_more_runs_than_allowed_are_driven_at_once(make_runtime: MakeRu
     flow = Pipeline("work", [work])
     async with make_runtime(concurrency=3) as rt:
         handles = await asyncio.gather(*(rt.start(flow, {}, id=f"r{n}") for n in range(12)))
-        waiting.set()
         for handle in handles:
             await handle.result()
     assert most == 3

@@ -20,6 +20,7 @@ from holdfast.engine.committer import Committer
 from holdfast.engine.custody import Custody
 from holdfast.engine.live import Info, LiveRun
 from holdfast.engine.ownership import Ownership
+from holdfast.engine.postman import Postman
 from holdfast.engine.registry import Registry
 from holdfast.engine.retention import Retention
 from holdfast.engine.runner import Outcome, Runner
@@ -27,16 +28,12 @@ from holdfast.engine.scope import StepScope
 from holdfast.engine.threads import Lanes
 from holdfast.engine.writer import RunWriter, create_run
 from holdfast.errors import HoldfastError, OwnershipLostError, RunInterruptedError, StoreError, UsageError
-from holdfast.model import Claim, Entry, Event, Head, Kind, Query, RunStatus
+from holdfast.model import Claim, Entry, Event, Head, Kind, RunStatus
 from holdfast.store.base import Store
 
 log = logging.getLogger("holdfast")
 T = TypeVar("T")
 
-MAIL_POLL = 1.0
-MAIL_PAUSE = 0.03
-MAIL_PAUSE_EACH = 0.0002
-MAIL_QUIET = 0.06
 THREADS = 64
 
 
@@ -62,9 +59,11 @@ class Engine:
         self.ownership = Ownership(store, lease=lease, heartbeat=heartbeat)
         self.live: dict[str, LiveRun] = {}
         self.committer = Committer(store, lambda: len(self.live) + self._coming)
+        self.postman = Postman(store, self.live)
         self.custody = Custody(
-            store, self.committer, clock, self.ownership, drives=self.live.__contains__, added=self._send_postman
+            store, self.committer, clock, self.ownership, drives=self.live.__contains__, added=self.postman.send
         )
+        self.postman.afterwards = self.custody.release
         self.observed = on_event is not None
         self.closing = False
         self._on_event = on_event
@@ -74,7 +73,6 @@ class Engine:
         self._slots = asyncio.Semaphore(concurrency)
         self._lanes = Lanes(THREADS)
         self._created = 0
-        self._postman: asyncio.Task[None] | None = None
         self._observers: set[asyncio.Task[Any]] = set()
         self._waits: set[asyncio.Task[int]] = set()
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -106,13 +104,44 @@ class Engine:
 
         Otherwise the run would be owned by a process that lives and does not drive it, and nobody else could.
         """
+        task = self._begin(work)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def bring_in(self, work: Coroutine[Any, Any, LiveRun]) -> LiveRun:
+        """The run that the work admits, driven by the task that did the work: a run costs one task, not two.
+
+        Giving up the wait does not stop it half-way either.
+        """
+        admitted: asyncio.Future[LiveRun] = self._loop.create_future()
+        self._begin(self._admit_and_drive(work, admitted))
+        return await admitted
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         if self.closing:
             work.close()
             raise UsageError("this Runtime is shutting down and starts nothing any more")
         task = asyncio.ensure_future(work)
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        return await asyncio.shield(task)
+        return task
+
+    async def _admit_and_drive(self, work: Coroutine[Any, Any, LiveRun], admitted: asyncio.Future[LiveRun]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            live = await work
+        except BaseException as error:
+            if not admitted.done():
+                admitted.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        finally:
+            self._under_way.discard(task)
+        live.task = task
+        if not admitted.done():
+            admitted.set_result(live)
+        await self._drive(live)
 
     @property
     def free_slots(self) -> int:
@@ -165,9 +194,19 @@ class Engine:
                 self.emit(event)
         return head, writer
 
-    def drive(self, head: Head, writer: RunWriter) -> LiveRun:
-        """Drive a run that was just created here."""
-        return self._launch(head, writer, entries=writer.written)
+    def admit(self, head: Head, writer: RunWriter, **known: Any) -> LiveRun:
+        """The run is live here from now on; whoever admits it drives it, as `drive` does."""
+        live = self._live_run(head, writer, **known)
+        self.live[head.id] = live
+        if self.closing:
+            live.runner.control.request_stop()
+        self.postman.send()
+        return live
+
+    def drive(self, live: LiveRun) -> LiveRun:
+        """Drive an admitted run in a task of its own."""
+        live.task = asyncio.ensure_future(self._drive(live))
+        return live
 
     def writer(self, claim: Claim) -> RunWriter:
         """What writes to a claimed run.
@@ -196,7 +235,7 @@ class Engine:
             writer.marks_due.append((Kind.RESUMED, {"from": writer.checkpoint_seq}))
         self._note_shape(head, writer)
         self._show("resumed", head.id, step=name, data={"from": writer.checkpoint_seq})
-        live = self._launch(head, writer, entries=entries, failures=failures, retry_at=retry_at)
+        live = self.drive(self.admit(head, writer, entries=entries, failures=failures, retry_at=retry_at))
         live.runner.control.deliver(claim.mail)
         return live
 
@@ -209,8 +248,8 @@ class Engine:
             writer.fields_due["info"] = msgspec.json.encode(info)
 
     async def _give_up(self, head: Head, writer: RunWriter, step: str, error: str) -> LiveRun:
-        live = self._live_run(head, writer, entries=())
-        live.done.set_result(await live.runner.fail([], step, error))
+        live = self._live_run(head, writer)
+        live.done.set(await live.runner.fail([], step, error))
         return live
 
     async def _for_retention(self, head: Head) -> list[Entry]:
@@ -223,7 +262,7 @@ class Engine:
             self.emit(Event(type=kind, run=run, seq=None, time=when(self.clock.now()), **fields))
 
     def _live_run(
-        self, head: Head, writer: RunWriter, *, entries: Sequence[Entry], failures: int = 0, retry_at: float = 0.0
+        self, head: Head, writer: RunWriter, *, entries: Sequence[Entry] = (), failures: int = 0, retry_at: float = 0.0
     ) -> LiveRun:
         flow, codec = self.registry.flow(head.id, head.flow)
         policy = flow.policy or self._policy
@@ -242,15 +281,6 @@ class Engine:
             retention=Retention(policy, entries) if policy.retains else None,
         )
         return LiveRun(head.id, runner)
-
-    def _launch(self, head: Head, writer: RunWriter, **known: Any) -> LiveRun:
-        live = self._live_run(head, writer, **known)
-        self.live[head.id] = live
-        if self.closing:
-            live.runner.control.request_stop()
-        live.task = asyncio.ensure_future(self._drive(live))
-        self._send_postman()
-        return live
 
     # On the way
 
@@ -298,32 +328,7 @@ class Engine:
             self._show("ownership_lost", live.id, error=str(error))
         elif not writer.given_up:
             self.custody.add(writer)
-        if not live.done.done():
-            live.done.set_result(outcome)
-
-    def _send_postman(self) -> None:
-        if self._postman is None:
-            self._postman = asyncio.ensure_future(self._carry_mail())
-
-    async def _carry_mail(self) -> None:
-        """Bring live runs what others post for them while a step is under way."""
-        seen, patience = 0, MAIL_POLL
-        while True:
-            try:
-                seen = await self.store.wait_change(seen, patience)
-                # Commits bring the mail with them: only runs that have not made one for a while are asked for.
-                quiet = self._loop.time() - MAIL_QUIET
-                ids = tuple(run for run, live in self.live.items() if live.runner.writer.heard_at < quiet)
-                # What came for one that was busy must not wait for the next change if it is quiet from now on.
-                patience = MAIL_POLL if len(ids) == len(self.live) else MAIL_QUIET
-                query = Query(ids=ids, has_mail=True, limit=max(len(ids), 1))
-                for head in await self.store.list_heads(query) if ids else ():
-                    await self.fetch_mail(head.id)
-                await self.custody.release()
-            except StoreError as error:
-                log.warning("holdfast: the mail could not be read: %s", error)
-                await asyncio.sleep(MAIL_POLL)
-            await asyncio.sleep(MAIL_PAUSE + MAIL_PAUSE_EACH * len(self.live))
+        live.done.set(outcome)
 
     async def wait_change(self, run: str, seen: int, timeout: float) -> int:
         """What the store's `wait_change` gives to whoever follows the run.
@@ -342,12 +347,6 @@ class Engine:
             if task is not None and task.cancelling():
                 raise  # the caller was cancelled, not the wait
             raise RunInterruptedError(run) from None
-
-    async def fetch_mail(self, run: str) -> None:
-        """Look into the inbox of a run that is live here."""
-        live = self.live.get(run)
-        if live is not None and not live.runner.writer.closed:
-            live.runner.control.deliver(await live.runner.writer.look())
 
     # Out
 
@@ -371,8 +370,7 @@ class Engine:
                 await asyncio.wait(self._observers, timeout=1.0)
             await self.custody.release()
         finally:
-            if self._postman is not None:
-                self._postman.cancel()
+            self.postman.stop()
             self._lanes.close()
             await self.ownership.end()
 
@@ -396,5 +394,4 @@ class Engine:
             await live.runner.interrupt()
         except HoldfastError:
             self.custody.add(live.runner.writer)
-        if not live.done.done():
-            live.done.set_result(Outcome(error=RunInterruptedError(live.id)))
+        live.done.set(Outcome(error=RunInterruptedError(live.id)))

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.core.codec import Tree, canonical
 from holdfast.engine.runner import Outcome, Runner
+from holdfast.engine.shared import Shared
 
 
 class Info(msgspec.Struct, omit_defaults=True):
@@ -23,9 +24,11 @@ class Info(msgspec.Struct, omit_defaults=True):
 class LiveRun:
     """A run that this process owns and drives."""
 
+    __slots__ = ("done", "id", "runner", "task")
+
     def __init__(self, run: str, runner: Runner) -> None:
         self.id, self.runner = run, runner
-        self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.done: Shared[Outcome] = Shared(asyncio.get_running_loop())
         self.task: asyncio.Task[None] | None = None
 
 

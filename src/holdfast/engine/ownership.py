@@ -9,6 +9,7 @@ import socket
 import threading
 
 from holdfast.core.ids import new_owner
+from holdfast.engine.shared import Shared
 from holdfast.errors import StoreError
 from holdfast.model import Owner
 from holdfast.store.base import Store
@@ -28,7 +29,8 @@ class Ownership:
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._begun: asyncio.Future[None] | None = None
+        self._beginning: Shared[Exception | None] | None = None
+        self._first: asyncio.Task[None] | None = None
 
     @property
     def id(self) -> str:
@@ -36,18 +38,25 @@ class Ownership:
 
     async def begin(self) -> None:
         """Return when the store knows this owner as alive."""
-        if self._begun is None:
-            self._begun = asyncio.ensure_future(self._first_beat())
-        try:
-            await asyncio.shield(self._begun)
-        except StoreError:
-            self._begun = None
-            raise
+        if self._thread is not None:
+            return
+        if self._beginning is None:
+            self._beginning = Shared(self._loop)
+            self._first = asyncio.ensure_future(self._first_beat(self._beginning))
+        error = await self._beginning.wait()
+        if error is not None:
+            raise error
 
-    async def _first_beat(self) -> None:
-        await asyncio.to_thread(self._store.beat, self.owner, self._lease)
+    async def _first_beat(self, begun: Shared[Exception | None]) -> None:
+        try:
+            await asyncio.to_thread(self._store.beat, self.owner, self._lease)
+        except Exception as error:
+            self._beginning = None  # whoever comes next tries again
+            begun.set(error)
+            return
         self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
         self._thread.start()
+        begun.set(None)
 
     def _run(self) -> None:
         # A loop that is gone drives nothing any more, whether or not somebody said so: let the lease run out.

@@ -67,26 +67,35 @@ class Reader:
     def __init__(self, store: Store, registry: Registry, wait: Callable[[str, int, float], Awaitable[int]]) -> None:
         """`wait` is the store's `wait_change` for whoever follows a run; it raises when the runtime shuts down."""
         self._store, self._registry, self._wait = store, registry, wait
-        self._asked: dict[str, asyncio.Future[Head | None]] = {}
+        self._asked: list[tuple[str, asyncio.Future[Head | None]]] = []
+        self._reading: set[asyncio.Task[None]] = set()
 
     async def head(self, run: str) -> Head | None:
         """The head of a run; None when there is no such run. Those asked for at once are read at once."""
+        loop = asyncio.get_running_loop()
         if not self._asked:
-            asyncio.get_running_loop().call_soon(self._read_asked)
-        waiting = self._asked.setdefault(run, asyncio.get_running_loop().create_future())
-        return await asyncio.shield(waiting)
+            loop.call_soon(self._begin_reading)
+        waiting: asyncio.Future[Head | None] = loop.create_future()
+        self._asked.append((run, waiting))
+        return await waiting
 
-    def _read_asked(self) -> None:
-        asked, self._asked = self._asked, {}
-        task = asyncio.ensure_future(self._store.read_heads(list(asked)))
+    def _begin_reading(self) -> None:
+        asked, self._asked = self._asked, []
+        task = asyncio.ensure_future(self._read_asked(asked))
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
 
-        def answer(_: object) -> None:
-            for place, waiting in enumerate(asked.values()):
-                if not waiting.done() and not task.cancelled():
-                    error = task.exception()
-                    waiting.set_exception(error) if error else waiting.set_result(task.result()[place])
-
-        task.add_done_callback(answer)
+    async def _read_asked(self, asked: list[tuple[str, asyncio.Future[Head | None]]]) -> None:
+        try:
+            heads = await self._store.read_heads([run for run, _ in asked])
+        except Exception as error:
+            for _, waiting in asked:
+                if not waiting.done():
+                    waiting.set_exception(error)
+            return
+        for (_, waiting), head in zip(asked, heads, strict=True):
+            if not waiting.done():
+                waiting.set_result(head)
 
     async def log(self, run: str, after: int = 0, upto: int | None = None) -> AsyncIterator[Entry]:
         """The entries of a run in order, read page by page."""

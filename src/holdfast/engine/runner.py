@@ -99,7 +99,7 @@ class Runner:
         self._takeups = writer.attempt
         self._task: asyncio.Task[Any] | None = None
         self._in_step = self._told_to_stop = False
-        self._wake = asyncio.Event()
+        self._wake: asyncio.Future[None] | None = None
         self.control = Control()
         self.control.notify = self._notified
 
@@ -280,7 +280,8 @@ class Runner:
 
     def _notified(self) -> None:
         """Something is wanted: end a wait at once, and an async step when the run is to stop in it."""
-        self._wake.set()
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
         cuts = self.control.cut or (self.control.cancel is not None and self._scope.interruptible)
         if self._in_step and cuts and self._task is not None:
             self._told_to_stop = True
@@ -308,10 +309,9 @@ class Runner:
 
     async def _wanted_or(self, other: asyncio.Future[Any]) -> None:
         """Wait for the other, or until something is wanted of the run."""
-        self._wake.clear()
         if self.control.wanted:
             return
-        waking = asyncio.ensure_future(self._wake.wait())
+        self._wake = waking = asyncio.get_running_loop().create_future()
         try:
             await asyncio.wait({other, waking}, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -7,7 +7,6 @@ change the run from then on.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from typing import Any, Literal
 
@@ -58,7 +57,7 @@ class Verbs:
         self, flow: Flow[Any], input: Any, run: str | None, metadata: dict[str, Any] | None, parent: str | None
     ) -> LiveRun:
         """A new run, live here."""
-        return await self._engine.to_its_end(self._start(flow, input, run, metadata, parent))
+        return await self._engine.bring_in(self._start(flow, input, run, metadata, parent))
 
     async def _start(
         self, flow: Flow[Any], input: Any, run: str | None, metadata: dict[str, Any] | None, parent: str | None
@@ -82,7 +81,7 @@ class Verbs:
             parent=parent,
             shape=(flow.total_steps, flow.step_names),
         )
-        return engine.drive(head, writer)
+        return engine.admit(head, writer, entries=writer.written)
 
     def _digest(self, flow: Flow[Any], input: Any) -> str:
         return digest_of(self._engine.registry.codec(flow.name).encode(input, path="input"))
@@ -125,7 +124,7 @@ class Verbs:
             shape=(info.total, info.steps),
         )
         if engine.registry.has(head.flow):
-            return new_head, engine.drive(new_head, writer)
+            return new_head, engine.drive(engine.admit(new_head, writer, entries=writer.written))
         with engine.custody.giving_up(writer):
             await writer.release()
         return new_head, None
@@ -197,7 +196,7 @@ class Verbs:
 
     async def outcome(self, live: LiveRun) -> Any:
         """What a run that is live here comes to. Giving up the wait does not stop the run."""
-        outcome = await asyncio.shield(live.done)
+        outcome = await live.done.wait()
         if outcome.error is not None:
             raise outcome.error
         return outcome.result
@@ -265,7 +264,7 @@ class Verbs:
                 raise refused(verb, head)
             if todo is Act.POST:
                 posted = await self._engine.store.post_mail(run, Mail(verb, dumps(reason))) is Posted.ACCEPTED
-                await self._engine.fetch_mail(run)
+                await self._engine.postman.fetch(run)
                 continue  # look again: its owner may have left before the mail came
             if await self._engine.to_its_end(self._apply(verb, run, reason)):
                 return
@@ -301,7 +300,7 @@ class Verbs:
         if situation(head) is Situation.LIVE:
             key = f"checkpoint-{secrets.token_hex(8)}"
             await self._engine.store.post_mail(run, Mail("checkpoint", key=key))
-            await self._engine.fetch_mail(run)
+            await self._engine.postman.fetch(run)
             async for event in self._after(run, head.seq):
                 if event.type == "checkpointed" and key in event.data.get("asked", ()):
                     return f"{run}@{event.seq}"
