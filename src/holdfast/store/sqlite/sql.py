@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -29,20 +31,35 @@ _STORED = [
     "ended_at",
 ]
 _JSON = {"metadata", "info", "error"}
+_stored_of = attrgetter(*_STORED)
 
 CREATE_RUN = f"insert or ignore into runs ({', '.join(_STORED)}) values ({', '.join('?' * len(_STORED))})"
 
-# The hot path. Writes nothing when the fence or the owner is stale, when the entry before it is
-# missing or when its place is taken; then it gives no row. One statement, so nobody can claim the run
-# between the check and the write.
-APPEND_NEXT = """
+NEW_LOG = -1
+
+
+def _append(entries: int) -> str:
+    """The hot path: the statement that appends so many entries, of one or of several commits.
+
+    Writes nothing of a commit when its fence or owner is stale, or when the last entry before it (`after`; NEW_LOG
+    when there is none) is missing; and no entry whose place is taken. One statement, so nobody can claim a
+    run between the check and the write.
+    """
+    return f"""
     insert or ignore into entries (id, kind, fence, at, cursor, "check", body)
-    select (n << 32) | ?5, ?6, ?3, ?7, ?8, ?9, ?10 from runs
-    where id = ?1 and owner = ?2 and fence = ?3
-      and (?4 or exists (select 1 from entries where entries.id = ((n << 32) | ?5) - 1))
+    with given (run, owner, fence, after, seq, kind, at, cursor, "check", body) as
+      (values {", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * entries)})
+    select (n << 32) | seq, kind, g.fence, at, cursor, "check", body from given g cross join runs r
+    where r.id = g.run and r.owner = g.owner and r.fence = g.fence
+      and (after = {NEW_LOG} or exists (select 1 from entries e where e.id = (n << 32) | after))
 """
-# The same for a step by itself; its row, if it is written, says whether there is any mail in the store.
-APPEND_STEP = f"{APPEND_NEXT} returning exists (select 1 from inbox where taken = 0)"
+
+
+APPEND_ENTRY = _append(1)
+TOGETHER = 16  # entries; fewer calls of SQLite for each, and more would not save any more
+APPEND_TOGETHER = _append(TOGETHER)
+# For a step by itself; its row, if it is written, says whether there is any mail in the store.
+APPEND_STEP = f"{APPEND_ENTRY} returning exists (select 1 from inbox where taken = 0)"
 FIND_OWNED = "select n from runs where id = ? and owner = ? and fence = ?"
 FIND_RUN = "select n from runs where id = ?"
 LAST_SEQ = """
@@ -88,18 +105,19 @@ HEADS = f"""
 
 
 def head_values(head: Head) -> list[Any]:
-    """What CREATE_RUN binds for a head."""
-    return [column(name, getattr(head, name)) for name in _STORED]
+    """What CREATE_RUN binds for a head: JSON is text that a person can read."""
+    return [value.decode() if type(value) is bytes else value for value in _stored_of(head)]
 
 
-def column(name: str, value: Any) -> Any:
-    """A field of a head as it is bound: JSON as text that a person can read."""
-    return value.decode() if name in _JSON and value is not None else value
+def change_values(changes: dict[str, Any]) -> list[Any]:
+    """What `update_run` binds for these fields, in their order."""
+    return [value.decode() if type(value) is bytes else value for value in changes.values()]
 
 
-def update_run(changes: dict[str, Any]) -> str:
+@cache
+def update_run(names: tuple[str, ...]) -> str:
     """The statement that sets these fields of a run; the names come from HeadChange, never from data."""
-    return f"update runs set {', '.join(f'{name} = ?' for name in changes)} where id = ? and owner = ? and fence = ?"
+    return f"update runs set {', '.join(f'{name} = ?' for name in names)} where id = ? and owner = ? and fence = ?"
 
 
 def head_from(row: tuple[Any, ...], live: set[str]) -> Head:

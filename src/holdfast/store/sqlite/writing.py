@@ -9,7 +9,7 @@ by itself. A single usual step is one statement, which is its own transaction.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import apsw
@@ -61,24 +61,42 @@ def _is_step(commit: Commit) -> bool:
 
 def _write_all(connection: apsw.Connection, batch: Sequence[Commit]) -> bool:
     """Write the batch as if nothing were refused; False, and nothing written, when something is or may be."""
-    if any(commit.rebase or commit.take or not commit.entries for commit in batch):
+    if not all(map(_is_plain, batch)):
         return False
     if len({commit.run for commit in batch}) < len(batch):
         return False  # what one commit changes decides about the next one of its run
     new = [commit.create for commit in batch if commit.create is not None]
     before = connection.total_changes()
     connection.executemany(sql.CREATE_RUN, map(sql.head_values, new))
-    connection.executemany(sql.APPEND_NEXT, (row for commit in batch for row in _bindings(commit)))
+    appended = _append(connection, batch)
     updates: dict[str, list[list[Any]]] = {}
     for commit in batch:
         _add_update(updates, commit)
     for text, rows in updates.items():
         connection.executemany(text, rows)
-    expected = len(new) + sum(len(commit.entries) for commit in batch) + sum(map(len, updates.values()))
+    expected = len(new) + appended + sum(map(len, updates.values()))
     if connection.total_changes() - before == expected:
         return True
     connection.execute("rollback; begin immediate")
     return False
+
+
+def _is_plain(commit: Commit) -> bool:
+    """Whether the number of rows that it writes tells whether it was accepted."""
+    entries = commit.entries
+    if commit.rebase or commit.take or not entries or (commit.create is not None and entries[0].seq != 1):
+        return False
+    return len(entries) == 1 or all(after.seq == before.seq + 1 for before, after in pairwise(entries))
+
+
+def _append(connection: apsw.Connection, batch: Sequence[Commit]) -> int:
+    """Append the entries of all these commits that fit; how many there are."""
+    rows = [row for commit in batch for row in _bindings(commit)]
+    rest = len(rows) % sql.TOGETHER
+    for at in range(0, len(rows) - rest, sql.TOGETHER):
+        connection.execute(sql.APPEND_TOGETHER, [*chain.from_iterable(rows[at : at + sql.TOGETHER])])
+    connection.executemany(sql.APPEND_ENTRY, rows[len(rows) - rest :])
+    return len(rows)
 
 
 def _write_one(connection: apsw.Connection, commit: Commit) -> Refusal | None:
@@ -88,7 +106,7 @@ def _write_one(connection: apsw.Connection, commit: Commit) -> Refusal | None:
         return refusal
     if commit.create is not None:
         connection.execute(sql.CREATE_RUN, sql.head_values(commit.create))
-    connection.executemany(sql.APPEND_NEXT, _bindings(commit))
+    connection.executemany(sql.APPEND_ENTRY, _bindings(commit))
     n = connection.execute(sql.FIND_RUN, (commit.run,)).get
     for mail in commit.take:
         connection.execute(sql.TAKE_KEYED, (mail, n))
@@ -107,9 +125,8 @@ def _add_update(updates: dict[str, list[list[Any]]], commit: Commit) -> None:
     """Add what the commit changes of its head to the rows of the statement that does so."""
     changes = commit.change.fields() if commit.change is not None else None
     if changes:
-        values = [sql.column(name, value) for name, value in changes.items()]
-        row = [*values, commit.run, commit.owner, commit.fence]
-        updates.setdefault(sql.update_run(changes), []).append(row)
+        row = [*sql.change_values(changes), commit.run, commit.owner, commit.fence]
+        updates.setdefault(sql.update_run(tuple(changes)), []).append(row)
 
 
 def _refusal(connection: apsw.Connection, commit: Commit) -> Refusal | None:
@@ -134,10 +151,13 @@ def _refusal(connection: apsw.Connection, commit: Commit) -> Refusal | None:
 
 
 def _bindings(commit: Commit) -> Iterator[tuple[Any, ...]]:
-    """What APPEND_NEXT takes for each entry of a commit."""
-    where, is_new = (commit.run, commit.owner, commit.fence), commit.create is not None
+    """What APPEND_ENTRY takes for each entry of a commit."""
+    run, owner, fence = commit.run, commit.owner, commit.fence
+    after = None
     for e in commit.entries:
-        yield (*where, is_new and e.seq == 1, e.seq, e.kind, e.at, e.cursor.decode(), e.check, e.body.decode())
+        if after is None:
+            after = e.seq - 1 if commit.create is None else sql.NEW_LOG
+        yield run, owner, fence, after, e.seq, e.kind, e.at, e.cursor.decode(), e.check, e.body.decode()
 
 
 def _columns(entry: Entry) -> tuple[Any, ...]:

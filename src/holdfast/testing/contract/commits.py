@@ -143,6 +143,34 @@ class CommitContract(ContractBase):
         assert [reply.refused for reply in await store.commit(batch)] == expected
         assert [await self.seqs(store, run) for run in "abcd"] == [[1, 2], [1, 2], [1], [1]]
 
+    @pytest.mark.parametrize(
+        ("refused", "bad"),
+        [
+            (Refusal.STALE, commit("bad", 2, 3, fence=7)),
+            (Refusal.STALE, commit("bad", 2, 3, owner=BOB, change=HeadChange(status="failed"))),
+            (Refusal.STALE, commit("missing", 1)),
+            (Refusal.GAP, commit("bad", 1)),
+            (Refusal.GAP, commit("bad", 3)),
+            (Refusal.GAP, commit("bad", 2, 4)),
+            (Refusal.GAP, commit("bad", 2, 2)),
+            (Refusal.GAP, commit("missing", 2, create=head("missing"))),
+            (Refusal.GAP, commit("missing", 1, 3, create=head("missing"))),
+            (Refusal.EXISTS, create("bad")),
+        ],
+    )
+    async def test_one_bad_commit_among_many_is_refused_alone(
+        self, store: Store, refused: Refusal, bad: Commit
+    ) -> None:
+        runs = [f"run-{number}" for number in range(40)]
+        await self.write(store, create("bad"), *map(create, runs))
+        before = await self.all_of(store, "bad")
+        batch = [commit(run, 2, 3) for run in runs]
+        batch.insert(20, bad)
+        assert [reply.refused for reply in await store.commit(batch)] == [None] * 20 + [refused] + [None] * 20
+        assert [await self.seqs(store, run) for run in runs] == [[1, 2, 3]] * 40
+        assert await self.all_of(store, "bad") == before
+        assert await store.read_heads(["missing"]) == [None]
+
     async def test_several_commits_of_one_run_in_a_batch_are_applied_in_order(self, store: Store) -> None:
         batch = [create("run"), commit("run", 2, 3), commit("run", 9), commit("run", 4), commit("run", 5)]
         replies = await store.commit(batch)
