@@ -9,7 +9,13 @@
     │   ├── WrongFlowError          the same id was run again with another flow
     │   ├── InputChangedError       the same id was run again with another input
     │   ├── RunExistsError          `start` or `fork` with an id that is taken
-    │   └── NotACheckpointError     RUN@SEQ names no checkpoint
+    │   ├── NotACheckpointError     RUN@SEQ names no checkpoint
+    │   ├── KeyReusedError          two calls of one scope asked for the same key
+    │   ├── IdenticalBranchError    two tasks begin with the same call, so nothing tells them apart
+    │   ├── WrongKindError          an async verb in a def body, or the other way round
+    │   ├── NoQuestionError         an answer to a run that has not asked
+    │   ├── AnswerError             an answer that does not fit its question
+    │   └── AnsweredError           another answer was first
     ├── StateError                  a value cannot be stored, or stored data cannot be built again
     │   ├── NotStorableError
     │   └── NotLoadableError
@@ -28,7 +34,11 @@
     │   ├── StoreUnavailableError   disk full, read-only, I/O error, locked
     │   ├── StoreDamagedError       a checksum or a chain is broken; names run and seq
     │   └── StoreVersionError       written by a newer Holdfast; left unchanged
-    └── StepTimeoutError            a step took longer than its timeout
+    ├── StepTimeoutError            a step or call took longer than its timeout
+    ├── CallFailedError             how a call failed before, where its own error cannot be built again
+    ├── WaitTimeoutError            nobody answered or sent in time; a TimeoutError as well
+    ├── CallInDoubtError            a call was cut off, and nobody knows whether it was done
+    └── CallAbandonedError          a call that was given up before; a TimeoutError as well
 
 Each message says what to do next. A driver's own error is the `__cause__`.
 """
@@ -278,3 +288,101 @@ class StepTimeoutError(HoldfastError):
     def __init__(self, step: str, seconds: float) -> None:
         self.step, self.seconds = step, seconds
         super().__init__(f"step {step!r} took longer than its timeout of {seconds:g} s")
+
+
+class CallFailedError(HoldfastError):
+    """A call failed when it was made, and its own error cannot be built again from the log.
+
+    Exceptions of Python, of Holdfast and those given to `rt.register` come back as themselves instead.
+    """
+
+    def __init__(self, call: str, error_type: str, error: str) -> None:
+        self.call, self.error_type, self.error = call, error_type, error
+        super().__init__(f"{f'call {call!r}' if call else 'the call'} failed with {error}")
+
+
+class KeyReusedError(UsageError):
+    """Two calls of one scope asked for the same key."""
+
+    def __init__(self, run_id: str, name: str, key: str) -> None:
+        self.run_id, self.name, self.key = run_id, name, key
+        super().__init__(
+            f"run {run_id} used the key {key!r} twice for {name!r}. Calls are found again by their key: pass "
+            f"a distinct one for each, for example {name}.options(key=f'{key}-{{i}}')(...) inside a loop."
+        )
+
+
+class IdenticalBranchError(UsageError):
+    """Two tasks of one scope begin with the same call, so nothing tells them apart after a crash."""
+
+    def __init__(self, run_id: str, name: str) -> None:
+        self.run_id, self.name = run_id, name
+        super().__init__(
+            f"run {run_id}: two tasks begin with the same call of {name!r} with the same arguments, so after a crash "
+            f"nothing would tell whose results are whose. Give each a key: {name}.options(key=...)(...) or "
+            f"call.options(key=...)({name}, ...)."
+        )
+
+
+class WrongKindError(UsageError):
+    """An async verb or step was used in a `def` body, or a blocking one in an async body."""
+
+
+class NoQuestionError(UsageError):
+    """An answer to a run that has no such question open; nothing changed."""
+
+    def __init__(self, run_id: str, ask: str | None, open_asks: Sequence[str]) -> None:
+        self.run_id, self.ask, self.open_asks = run_id, ask, tuple(open_asks)
+        if ask is None and open_asks:
+            problem = f"has {len(open_asks)} questions open: say which one with ask=, one of {', '.join(open_asks)}"
+        elif ask is None:
+            problem = "has no question open. A message that it may receive later is sent with rt.send"
+        else:
+            problem = f"has no open question {ask!r} (open: {', '.join(open_asks) or 'none'})"
+        super().__init__(f"run {run_id} {problem}. `holdfast asks` lists what is open.")
+
+
+class AnswerError(UsageError):
+    """An answer does not fit its question; nothing changed."""
+
+    def __init__(self, path: str, problem: str, schema: str = "") -> None:
+        self.path, self.problem, self.schema = path, problem, schema
+        takes = f". The question takes {schema}" if schema else ""
+        super().__init__(f"{path}: {problem}{takes}")
+
+
+class AnsweredError(UsageError):
+    """Another answer, or the end of the time to answer, was first; this one changed nothing."""
+
+    def __init__(self, run_id: str, ask: str) -> None:
+        self.run_id, self.ask = run_id, ask
+        super().__init__(f"question {ask} of run {run_id} has been answered, or its time has run out; nothing changed.")
+
+
+class WaitTimeoutError(HoldfastError, TimeoutError):
+    """Nobody answered or sent anything in time."""
+
+    def __init__(self, what: str, seconds: float | None = None) -> None:
+        self.what, self.seconds = what, seconds
+        within = "" if seconds is None else f" within {seconds:g} s"
+        super().__init__(f"{what} did not come{within}. Pass default= to go on without.")
+
+
+class CallInDoubtError(HoldfastError):
+    """A call was cut off, nobody knows whether its effect happened, and it must not be repeated unasked."""
+
+    def __init__(self, run_id: str, call: str, key: str) -> None:
+        self.run_id, self.call, self.key = run_id, call, key
+        super().__init__(
+            f"run {run_id}: call {call!r} was under way when its process ended, and nobody knows whether it was done "
+            f"(idempotency key {key}). It was not repeated. Declare on_doubt='ask' and resume the run to decide by an "
+            f"answer, or on_doubt='retry' if repeating is safe."
+        )
+
+
+class CallAbandonedError(HoldfastError, TimeoutError):
+    """A call that was given up by a timeout before this code ran again; it is not made once more."""
+
+    def __init__(self, call: str) -> None:
+        self.call = call
+        super().__init__(f"call {call!r} was given up before and is not made again")

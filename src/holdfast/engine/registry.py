@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.core.codec import Codec
+from holdfast.core.trail import type_name
 from holdfast.errors import FlowNotRegisteredError, UsageError
 from holdfast.flows.base import Flow
 
@@ -16,19 +17,36 @@ class Registry:
         self._flows: dict[str, tuple[Flow[Any], Codec]] = {}
         self._types: list[Any] = []
         self._plain = Codec()
+        self.failures: dict[str, type[BaseException]] = {}
+        """The exceptions that come back from a log as themselves, by the name that the log gives them."""
 
     def register(self, *items: Any) -> None:
-        """Flows are found by their name from now on, and types may appear in any state."""
+        """Flows are found by their name from now on, types may appear in any state, exceptions come back as they were.
+
+        Raises UsageError for anything else, and when two different types or exceptions have the same name.
+        """
         for item in items:
             if hasattr(item, "advance") and hasattr(item, "next_step"):
                 self.add(item)
+            elif isinstance(item, type) and issubclass(item, BaseException):
+                self._add_failure(item)
             elif isinstance(item, type):
                 self._types.append(item)
                 for _, codec in self._flows.values():
                     codec.register(item)
                 self._plain.register(item)
             else:
-                raise UsageError(f"register takes flows and types, not {item!r}")
+                raise UsageError(f"register takes flows, types and exception classes, not {item!r}")
+
+    def _add_failure(self, cls: type[BaseException]) -> None:
+        """A class of the same module and name replaces the older one, because its module was loaded again."""
+        known = self.failures.get(cls.__qualname__)
+        if known is not None and known.__module__ != cls.__module__:
+            raise UsageError(
+                f"{type_name(cls)} and {type_name(known)} have the same name, {cls.__qualname__!r}, by which a log "
+                f"names the errors in it. Rename one of them, or set __qualname__ in its class body."
+            )
+        self.failures[cls.__qualname__] = cls
 
     def add(self, flow: Flow[Any]) -> None:
         """Register one flow; nothing happens when it is known."""
