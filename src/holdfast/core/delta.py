@@ -11,7 +11,7 @@ cost is that of the change when the new tree shares its unchanged parts (see Cod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import compress, count
 from operator import is_, is_not
 from typing import TYPE_CHECKING, Any
@@ -73,16 +73,16 @@ def _diff(old: Any, new: Any, path: list[Any], ops: list[Any]) -> None:
 
 def _diff_dict(old: dict[str, Any], new: dict[str, Any], path: list[Any], ops: list[Any]) -> None:
     start = len(ops)
-    kept = list(old)
-    if kept != list(new):
+    kept: Collection[str] = old
+    if not (len(old) == len(new) and all(map(is_, old, new))) and list(old) != list(new):
         kept = [key for key in old if key in new]
         if list(new)[: len(kept)] != kept:  # The order cannot be had by removing and adding at the end.
             ops.append(["set", path, new])
             return
         ops.extend(["del", [*path, key]] for key in old if key not in new)
-    changed = [key for key in kept if old[key] is not new[key]]
-    for key in changed:
-        _diff(old[key], new[key], [*path, key], ops)
+    for key in kept:
+        if old[key] is not new[key]:
+            _diff(old[key], new[key], [*path, key], ops)
     replaced = len(ops)
     if len(new) > len(kept):
         ops.extend(["set", [*path, key], new[key]] for key in list(new)[len(kept) :])

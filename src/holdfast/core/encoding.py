@@ -13,7 +13,7 @@ stack.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import copysign, inf
+from math import copysign, inf, isfinite
 from operator import is_
 from typing import Any
 
@@ -115,7 +115,12 @@ class Encoder:
         try:
             for key, item in value.items():
                 kind = type(item)
-                if (kind is str and item.isascii()) or kind in _ALWAYS_LEAVES:
+                if (
+                    (kind is str and item.isascii())
+                    or kind in _ALWAYS_LEAVES
+                    or (kind is int and -_INT64 <= item < _INT64)
+                    or (kind is float and isfinite(item))
+                ):
                     out[key] = item
                 else:
                     out[key] = find(kind, refuse)(item, ABSENT, depth + 1)
@@ -148,12 +153,14 @@ class Encoder:
             raise
 
     def _list(self, value: Sequence[Any], old: Any, depth: int) -> Any:
-        if type(old) is not list:
-            old = ()
-        elif len(value) == len(old) and all(map(is_, value, old)):
-            return old
         if depth > MAX_DEPTH:
             raise too_deep()
+        if type(old) is not list:
+            old = ()
+            if set(map(type, value)) == _TEXT and all(map(str.isascii, value)):
+                return list(value)  # the commonest leaves, told as in `_new_dict`
+        elif len(value) == len(old) and all(map(is_, value, old)):
+            return old
         find, refuse = self._handlers.get, self._refuse
         out: list[Any] = []
         data = None
@@ -161,12 +168,9 @@ class Encoder:
             data = self._long.begins(value, old)
             if data is not None:
                 out += old
-        waiting, aligned = list(old[len(out) :][::-1]), False
+        waiting, aligned = [*reversed(old[len(out) :] if out else old)], False
         try:
             for item in value[len(out) :] if out else value:
-                if not waiting and type(item) is str and item.isascii():
-                    out.append(item)  # the commonest leaf, told here as in `_new_dict`
-                    continue
                 before = waiting.pop() if waiting else ABSENT
                 if item is not before:
                     tree = find(type(item), refuse)(item, before, depth + 1)
@@ -178,7 +182,7 @@ class Encoder:
         except Problem as problem:
             problem.trail.append(at_index(len(out)))
             raise
-        tree = old if _are_all(out, old) else out
+        tree = old if len(out) == len(old) and _are_all(out, old) else out
         if data is not None:
             self._long.keep(tree, data)
         return tree
