@@ -383,6 +383,19 @@ def test_what_only_the_type_can_say_is_told_to_the_asking_code() -> None:
     assert caught.value.path == "answer"
 
 
+class Failing(msgspec.Struct):
+    key: str
+
+    def __post_init__(self) -> None:
+        raise KeyError(self.key)
+
+
+@pytest.mark.parametrize("declared", [socket.socket, Mixed, "int", 3, list["Missing"], Failing, Strange()], ids=type)  # noqa: F821
+def test_a_type_that_cannot_take_any_answer_says_so(declared: Any) -> None:
+    with pytest.raises(AnswerError, match=r"^answer: "):
+        answer_value(declared, {"key": "a"})
+
+
 def test_the_asking_code_gets_a_value_of_its_own() -> None:
     plain = {"approved": True, "notes": ["a"]}
     value = answer_value(Review, plain)

@@ -91,7 +91,7 @@ def fit_answer(schema: dict[str, Any] | None, value: Any) -> Any:
 def answer_value(declared: Any, value: Any) -> Any:
     """The plain answer as the type that the asking code declared; unchanged for a JSON Schema or None.
 
-    Raises AnswerError when the type does not take it.
+    Raises AnswerError, and nothing else, when the type does not take it.
     """
     if declared is None or isinstance(declared, dict):
         return value
@@ -100,6 +100,8 @@ def answer_value(declared: Any, value: Any) -> Any:
     except msgspec.ValidationError as error:
         problem, _, path = str(error).rpartition(" - at `$") if " - at `$" in str(error) else (str(error), "", "")
         raise AnswerError(f"answer{path.rstrip('`')}", _cut(" ".join(problem.split()))) from error
+    except Exception as error:  # No type for JSON data, or code of the type that fails in a way of its own.
+        raise AnswerError("answer", f"cannot become {_shown(declared)}: {_reason(error)}") from error
 
 
 def _schema_of_type(annotation: Any) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def _load(cls: Any, value: Any) -> Any:
     if is_model(cls):
         # As JSON, so that a strict model takes a date from the text that JSON has for it.
         return cls.model_validate_json(json.dumps(value))
-    raise NotImplementedError
+    raise TypeError("it is no type for JSON data")
 
 
 def _validator(schema: Any) -> Any:
