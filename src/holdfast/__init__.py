@@ -14,17 +14,23 @@ from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import HoldfastError
 from holdfast.flows.base import End, Step, step
+from holdfast.flows.function import Again, FunctionFlow, flow
 from holdfast.flows.pipeline import Pipeline
-from holdfast.model import Checkpoint, Event, Run, RunStatus
+from holdfast.inside import Child, ask, call, emit, progress, receive, sleep, spawn
+from holdfast.model import Ask, Checkpoint, Event, Run, RunStatus
 from holdfast.runtime import RunHandle, Runtime
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Again",
+    "Ask",
     "Checkpoint",
     "CheckpointPolicy",
+    "Child",
     "End",
     "Event",
+    "FunctionFlow",
     "HoldfastError",
     "Pipeline",
     "RetryPolicy",
@@ -34,7 +40,15 @@ __all__ = [
     "RunStatus",
     "Runtime",
     "Step",
+    "ask",
+    "call",
     "current_run",
+    "emit",
+    "flow",
+    "progress",
+    "receive",
     "run",
+    "sleep",
+    "spawn",
     "step",
 ]

@@ -1,26 +1,193 @@
-"""What code inside a step can know of the run it belongs to."""
+"""What code inside a step belongs to: its run, and the scope in which its calls are found again.
+
+A ContextVar carries the `Frame` of the code: tasks inherit it, threads get it from the engine or from
+`current_run().bind(fn)`. A task that finds itself in the frame of another opens a branch of its own
+with its first verb, so that gathered branches never take each other's results.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from datetime import datetime
+from functools import wraps
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
+from weakref import WeakSet
 
 import msgspec
 
-from holdfast.errors import UsageError
+from holdfast.core.journal import Names, branch_name
+from holdfast.errors import IdenticalBranchError, KeyReusedError, UsageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MANY = 256
+"""Branches of one scope up to which it is worth knowing which of them overlap."""
+
+
+class Suspended(BaseException):
+    """Raised in the threads of a `def` body that was let go; let it pass. The body runs again later."""
 
 
 class Scope(Protocol):
-    """What a flow may ask of the engine while it advances."""
+    """What a flow, and the verbs inside its steps, may ask of the engine."""
+
+    pid: int
+    loop: asyncio.AbstractEventLoop
 
     async def perform(self, step: Any, *args: Any) -> Any:
         """The result of calling the step's function, wherever it belongs: loop, thread or executor."""
         ...
 
+    def context(self, frame: Frame) -> RunContext:
+        """What `current_run()` gives in that frame."""
+        ...
 
-class RunContext(msgspec.Struct, frozen=True, gc=False):
+    def digest(self, arguments: Any) -> str | None:
+        """What tells these arguments from others; None when they cannot be encoded."""
+        ...
+
+    def call(
+        self, place: Place, work: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lane: Any = None
+    ) -> Coroutine[Any, Any, Any]:
+        """The result of the function: found in the journal, or made and journaled."""
+        ...
+
+    def lane(self) -> Any:
+        """What the calling thread serves to do the work of a call itself."""
+        ...
+
+    def wait(self, place: Place, body: dict[str, Any], declared: Any, default: Any) -> Coroutine[Any, Any, Any]:
+        """What the run waits for: an answer, a message, a moment, a child's result."""
+        ...
+
+    def emit(self, frame: Frame, name: str, data: Any) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Add a chunk to the run's stream at once; what it gives waits while too many are unwritten."""
+        ...
+
+    def child_id(self, place: Place) -> str:
+        """The id that a child spawned at that place has by default."""
+        ...
+
+    def spawn(self, place: Place, flow: Any, input: Any, id: str) -> Coroutine[Any, Any, None]:
+        """Return when the child run exists."""
+        ...
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a verb was used: what it did is found again by `key`."""
+
+    frame: Frame
+    key: str
+    name: str
+    args: str | None
+
+
+class Frame:
+    """A stretch of code that makes its calls one after the other: a body, a task in it, a call's function."""
+
+    __slots__ = (
+        "call",
+        "deadline",
+        "firm",
+        "holder",
+        "is_call",
+        "names",
+        "parent",
+        "parked",
+        "path",
+        "running",
+        "scope",
+        "threaded",
+    )
+
+    def __init__(self, scope: Scope, path: str | None, parent: Frame | None = None, *, call: str | None = None) -> None:
+        self.scope, self.path, self.parent = scope, path, parent
+        self.is_call = call is not None
+        """Whether it is the function of a journaled call."""
+        self.call: str | None = call if call is not None or parent is None else parent.call
+        """The key of that call, or of the one that this is part of."""
+        self.holder: object = None
+        """The task or thread that runs it."""
+        self.names: Names | None = None
+        self.parked = 0
+        """How many waits are parked in it and in what lies below it."""
+        self.threaded: bool = parent.threaded if parent is not None else False
+        """Whether a thread of the run is blocked for as long as this runs."""
+        self.firm = self.running = False
+        """Whether the effect of its call must not be repeated unasked, and whether the call is under way."""
+        self.deadline: float | None = parent.deadline if parent is not None else None
+        """When the attempt that this belongs to times out."""
+
+    def take(self, name: str, args: str | None, key: str | None) -> Place:
+        """The place of the next verb of that name. A branch gets its name by its first one."""
+        if key is not None and (type(key) is not str or not 0 < len(key) <= 200):
+            raise UsageError(f"key={ascii(key)[:80]}: a key is a text of 1 to 200 characters")
+        if self.path is None:
+            self._begin_branch(name, args, key)
+        taken = self._names.key(name, key)
+        if taken is None:
+            raise KeyReusedError(self.scope.context(self).id, name, key or "")
+        return Place(self, f"{self.path}{taken}", name, args)
+
+    @property
+    def _names(self) -> Names:
+        if self.names is None:
+            self.names = Names()
+        return self.names
+
+    def _begin_branch(self, name: str, args: str | None, key: str | None) -> None:
+        assert self.parent is not None
+        above = self.parent
+        while above.path is None:  # a task started by a task that has made no call yet
+            assert above.parent is not None
+            above = above.parent
+        first = branch_name(name, key, args)
+        if first is None:
+            raise UsageError(
+                f"a task begins with a call of {name!r} whose arguments cannot be encoded, so nothing tells it from "
+                f"other tasks after a crash. Give it a key: {name}.options(key=...)(...) or call.options(key=...)(...)."
+            )
+        mine = _Branch(self.holder)
+        taken = above._names.branch(first, mine, mine.follows)
+        if taken is None:
+            raise IdenticalBranchError(above.scope.context(above).id, name)
+        self.path = f"{above.path}{taken}/"
+
+    @property
+    def stream(self) -> str:
+        """Where the chunks that it emits are counted. Tasks that have made no call yet are counted together."""
+        if self.path is not None or self.parent is None:
+            return self.path or ""
+        above = self.parent.stream
+        return above if above.endswith("?/") else f"{above}?/"
+
+
+class _Branch:
+    """A task that has named its scope, and, once it has ended, the tasks that were there at the same time."""
+
+    def __init__(self, holder: object) -> None:
+        self.holder = holder
+        self.beside: WeakSet[Any] | None = None
+        if isinstance(holder, asyncio.Task):
+            holder.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        there = asyncio.all_tasks(task.get_loop())
+        self.beside = WeakSet(there) if len(there) <= _MANY else None
+
+    def follows(self, other: _Branch) -> bool:
+        """Whether this task was started after the other had ended."""
+        return other.beside is not None and self.holder not in other.beside
+
+
+class RunContext(msgspec.Struct, frozen=True):
     """The run that the current code belongs to."""
 
     id: str
@@ -33,34 +200,102 @@ class RunContext(msgspec.Struct, frozen=True, gc=False):
     """When the attempt times out; None without a timeout."""
     place: tuple[str, int, int]
     """What tells this step of this branch from all others; the idempotency key is made of it."""
+    call: str | None = None
+    """Inside a journaled call: its key."""
+    frame: Any = None
 
     def __repr__(self) -> str:
         return f"<step {self.step!r} of run {self.id}, attempt {self.attempt}>"
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt of this step on this branch of the run, and no other.
+        """The same for every attempt of this step, or this call, on this branch of the run, and no other.
 
         Give it to services that accept one, so that an effect cut off by a crash is not repeated there.
         """
         nonce, branch, number = self.place
-        return blake2b(f"{self.id} {nonce} {branch} {number} {self.step}".encode(), digest_size=16).hexdigest()
+        inner = "" if self.call is None else f" {self.call}"
+        text = f"{self.id} {nonce} {branch} {number} {self.step}{inner}"
+        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+    def bind(self, fn: Callable[P, R]) -> Callable[P, R]:
+        """The function for a thread that your code starts: there it belongs to this run.
+
+        Each call of it is a scope of its own, as a task is: `threading.Thread(target=current_run().bind(work))`.
+        """
+        here, frame = contextvars.copy_context(), self.frame
+
+        def inside(args: Any, kwargs: Any) -> R:
+            branch = Frame(frame.scope, None, frame)
+            branch.holder, branch.threaded = threading.get_ident(), True
+            _current.set(branch)
+            return fn(*args, **kwargs)
+
+        @wraps(fn)
+        def bound(*args: P.args, **kwargs: P.kwargs) -> R:
+            return here.copy().run(inside, args, kwargs)
+
+        return bound
 
 
-_current: ContextVar[RunContext | None] = ContextVar("holdfast_run", default=None)
+_current: ContextVar[Frame | None] = ContextVar("holdfast_run", default=None)
+
+_elsewhere = False
+
+
+def leave_for_good() -> None:
+    """Say that this process is a worker of an executor: nothing in it belongs to a run."""
+    global _elsewhere
+    _elsewhere = True
 
 
 def current_run() -> RunContext:
     """The run that the calling code belongs to. Raises UsageError outside of one."""
-    context = _current.get()
-    if context is None:
+    frame = here()
+    if frame is None:
         raise UsageError(
-            "current_run() works inside a step of a run only. Threads and processes that a step starts "
-            "do not belong to it: pass them what they need."
+            "current_run() works inside a step of a run only. Threads that a step starts belong to it when their "
+            "function is wrapped by current_run().bind(...); processes never do: pass them what they need."
         )
-    return context
+    return frame.scope.context(frame)
 
 
-def set_current(context: RunContext | None) -> None:
-    """Make this the run of the calling task from now on."""
-    _current.set(context)
+def here() -> Frame | None:
+    """The frame of the calling code: that of its task or thread. None outside of a run."""
+    frame = _current.get()
+    if frame is None:
+        if _elsewhere:
+            raise UsageError(
+                "this function runs in a process of an executor, where it does not belong to a run: call, ask and the "
+                "other verbs work in the process that drives the run. Return what they need, and use them there."
+            )
+        return None
+    if frame.scope.pid != os.getpid():
+        raise UsageError("this process was forked from one that drives a run and does not belong to it: no verbs here.")
+    holder = holder_here()
+    if frame.holder is holder or frame.holder == holder:
+        return frame
+    branch = Frame(frame.scope, None, frame)
+    branch.holder = holder
+    _current.set(branch)
+    return branch
+
+
+def holder_here() -> object:
+    """The task that runs here, or else the thread."""
+    try:
+        return asyncio.current_task() or threading.get_ident()
+    except RuntimeError:
+        return threading.get_ident()
+
+
+def enter(frame: Frame | None) -> contextvars.Token[Frame | None]:
+    """Make this the frame of the calling task or thread, which holds it from now on."""
+    if frame is not None:
+        frame.holder = holder_here()
+    return _current.set(frame)
+
+
+def leave(token: contextvars.Token[Frame | None]) -> None:
+    """Go back to the frame before."""
+    _current.reset(token)

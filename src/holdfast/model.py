@@ -36,6 +36,17 @@ class Kind(StrEnum):
     CREATED = "created"
     CHECKPOINT = "checkpoint"
     ATTEMPT_FAILED = "attempt_failed"
+    INTENT = "intent"
+    CALL = "call"
+    CALL_CHANGED = "call_changed"
+    CALLS_UNASKED = "calls_unasked"
+    WAIT = "wait"
+    SIGNAL = "signal"
+    RECEIVED = "received"
+    ANSWER = "answer"
+    WAITING = "waiting"
+    EMITTED = "emitted"
+    SUPERSEDED = "superseded"
     PAUSED = "paused"
     RESUMED = "resumed"
     INTERRUPTED = "interrupted"
@@ -47,6 +58,9 @@ class Kind(StrEnum):
 
 # The kinds that hold a state and a position, so that a run can go on from them.
 CHECKPOINT_KINDS = frozenset({Kind.CREATED, Kind.CHECKPOINT, Kind.REWOUND})
+
+# The kinds that give what code inside a step asked for: a call or a wait that came to its end.
+RESULT_KINDS = frozenset({Kind.CALL, Kind.RECEIVED, Kind.ANSWER})
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -262,6 +276,36 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     time: datetime
     error: str | None = None
     data: dict[str, Any] = {}
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A question that a run waits for an answer to."""
+
+    id: str
+    run: str
+    flow: str
+    question: str
+    data: Any
+    schema: dict[str, Any] | None
+    """The JSON Schema that the answer must fit."""
+    asked_at: datetime
+    expires_at: datetime | None
+    """When the run goes on without an answer."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a run's ledger: a journaled call and what became of it."""
+
+    run: str
+    key: str
+    name: str
+    status: str
+    """done, failed, abandoned, or in doubt: begun, with an intent, and nobody knows how it ended."""
+    seq: int
+    on_doubt: str | None
+    error: str | None
+    started_at: datetime | None
+    ended_at: datetime | None
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -13,16 +13,20 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.core.ids import check_id, parse_ref
 from holdfast.core.policy import CheckpointPolicy, check_policy
 from holdfast.core.retry import RetryPolicy
+from holdfast.engine.children import Family
 from holdfast.engine.doctor import examine
 from holdfast.engine.engine import Engine
+from holdfast.engine.following import Following
 from holdfast.engine.listing import list_query, page_cursor
 from holdfast.engine.live import LiveRun
+from holdfast.engine.mailing import Mailing
 from holdfast.engine.reader import Reader, run_view
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.verbs import MISSING, Verbs
+from holdfast.engine.waking import Waker
 from holdfast.errors import RunNotFoundError, UsageError
 from holdfast.flows.base import Flow
-from holdfast.model import Checkpoint, Event, Problem, Run, RunStatus
+from holdfast.model import Ask, Call, Checkpoint, Event, Problem, Run, RunStatus
 from holdfast.store.base import Store
 from holdfast.store.locate import default_location, locate
 
@@ -64,13 +68,13 @@ class RunHandle(Generic[R]):
         Raises RunFailedError, RunCancelledError, RunPausedError, or RunInterruptedError when this process
         handed it back. Giving up the wait does not stop the run.
         """
-        verbs = self._runtime._verbs_now()
+        following = self._runtime._following_now()
         try:
-            result: R = await verbs.follow(self.id)
+            result: R = await following.follow(self.id)
         except RunNotFoundError:
             if self._live is None:
                 raise
-            result = await verbs.outcome(self._live)  # the store does not keep it: what became of it is known here
+            result = await following.outcome(self._live)  # the store does not keep it: what became of it is known here
         return result
 
     async def pause(self) -> None:
@@ -157,8 +161,13 @@ class Runtime:
         self._engine = engine = Engine(self._store, self._clock, **self._settings)
         engine.registry.register(*self._to_register)
         self._reader = Reader(self._store, engine.registry, engine.wait_change)
-        self._verbs = Verbs(engine, self._reader)
-        self._recovery = Recovery(engine)
+        self._verbs = verbs = Verbs(engine, self._reader)
+        self._mailing = Mailing(engine, self._reader)
+        self._recovery = Recovery(engine, self._mailing.children_ended)
+        self._waker = Waker(self._store, self._clock, self._recovery.wake, self._mailing.children_ended)
+        self._following = Following(engine, self._reader, verbs, self._waker)
+        engine.children = Family(engine, self._reader, verbs, self._following.tend)
+        engine.let_go = self._waker.watch
         self._hurry = asyncio.Event()
         self._pid = os.getpid()
         if self._recover:
@@ -200,6 +209,7 @@ class Runtime:
             self._engine.stop_all()
 
     async def _close(self, engine: Engine, hurry: asyncio.Event) -> None:
+        self._waker.stop()
         try:
             await engine.shutdown(self._grace, hurry)
         finally:
@@ -212,6 +222,10 @@ class Runtime:
         if self._pid != os.getpid():
             raise UsageError("this Runtime was opened before a fork. Open a new one in the child process.")
         return self._verbs
+
+    def _following_now(self) -> Following:
+        self._verbs_now()
+        return self._following
 
     def register(self, *items: Any) -> None:
         """Make flows known, so that their stored runs can go on here, and types that states may hold."""
@@ -237,7 +251,7 @@ class Runtime:
         With another input than the stored one it is an error and nothing runs. `until="settled"` raises
         RunWaitingError instead of waiting with a run that waits for something from outside.
         """
-        result: R = await self._verbs_now().run(flow, input, id, metadata, parent, until)
+        result: R = await self._following_now().run(flow, input, id, metadata, parent, until)
         return result
 
     async def start(
@@ -362,7 +376,7 @@ class Runtime:
 
         Raises what the run has come to when that is something else, and RunOwnedError while it is live.
         """
-        return await self._verbs_now().result(id, raw=raw)
+        return await self._following_now().result(id, raw=raw)
 
     async def doctor(self) -> AsyncIterator[Problem]:
         """Everything that is wrong with the store, by run and seq; nothing when it is sound.
@@ -384,6 +398,38 @@ class Runtime:
         self._verbs_now()
         async for event in self._reader.events(check_id(id), after, follow):
             yield event
+
+    async def ledger(self, id: str) -> AsyncIterator[Call]:
+        """The journaled calls of a run that its history still holds: name, key, and what became of each."""
+        self._verbs_now()
+        async for line in self._reader.ledger(check_id(id)):
+            yield line
+
+    # Talking to runs
+
+    async def send(self, id: str, topic: str, data: Any = None) -> None:
+        """Send a message to a run, for its `receive(topic)`; durable when this returns.
+
+        Messages are received in the order in which they were sent, each once, also when the run has not come to its
+        `receive` yet. A run that has ended refuses them.
+        """
+        self._verbs_now()
+        await self._mailing.send(id, topic, data)
+
+    async def answer(self, id: str, value: Any, *, ask: str | None = None) -> str:
+        """Answer the question that a run waits with; the id of the question. Durable when this returns.
+
+        `ask` says which question when several are open. Of two answers the first counts: the other raises
+        AnsweredError. One that does not fit the question's schema raises AnswerError and changes nothing.
+        """
+        self._verbs_now()
+        return await self._mailing.answer(id, value, ask)
+
+    async def asks(self, id: str | None = None) -> AsyncIterator[Ask]:
+        """The questions that are open, of one run or of all."""
+        self._verbs_now()
+        async for question in self._mailing.asks(id):
+            yield question
 
     # Removing
 

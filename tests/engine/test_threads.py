@@ -122,7 +122,7 @@ async def test_a_step_runs_in_the_process_pool_that_it_asks_for(make_runtime: Ma
             result = await rt.run(Pipeline("pool", [in_another_process]), {"n": 1}, id="r1")
             assert result["n"] == 1
             assert result["pid"] != os.getpid()
-            with pytest.raises(RunFailedError, match=r"current_run\(\) works inside a step"):
+            with pytest.raises(RunFailedError, match=r"runs in a process of an executor"):
                 await rt.run(Pipeline("verbs", [asks_for_its_run]), {}, id="r2")
 
 

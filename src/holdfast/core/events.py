@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.core.history import read_body
-from holdfast.model import Entry, Event, Kind
+from holdfast.model import RESULT_KINDS, Entry, Event, Kind
 
-_STATE = frozenset({"state", "delta", "base", "branch", "steps", "result"})
+_STATE = frozenset({"state", "delta", "base", "branch", "steps", "result", "journal", "pending"})
 
 
 def events_of(run: str, entry: Entry) -> list[Event]:
@@ -25,6 +25,11 @@ def events_of(run: str, entry: Entry) -> list[Event]:
             add("step_started", started, step=name)
             add("step_completed", ended, step=name)
         add("checkpointed", entry.at, step=last_step(body), data=_rest(body))
+    elif entry.kind == Kind.EMITTED:
+        add(entry.kind, entry.at, data={"name": body["name"], "data": body["data"]})
+    elif entry.kind in RESULT_KINDS:
+        error = body["error"].get("text") if "error" in body else None
+        add(entry.kind, entry.at, error=error, data=_rest(body, "error", "of"))
     elif entry.kind == Kind.ATTEMPT_FAILED:
         add("step_started", body["started"], step=body["step"])
         add("step_failed", entry.at, step=body["step"], error=body["error"], data=_rest(body, "step", "error"))

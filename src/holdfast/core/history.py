@@ -8,7 +8,11 @@ lies before a checkpoint is dropped, it is written again with both `state` and t
     checkpoint  {"steps": [[name, started, ended], ...], "delta", "base"} or {..., "state", "branch"}
     rewound     {"state", "branch", "to": seq}
     completed   {"result"} when a step ended the run with End(result)
-    others      what happened, for people and events
+    others      what happened, for people and events; those of code inside a step are told in `core.journal`
+
+An entry that begins a segment, and a rewind, repeats in `pending` the messages that nobody has received
+yet. In `journal` a checkpoint repeats what is known of steps behind it: calls of a step that ran before
+with its save skipped, or those that a rewind to a call goes on with.
 
 A branch is named by the seq of the rewind that began it, 0 for the first one.
 """
@@ -29,13 +33,21 @@ from holdfast.model import CHECKPOINT_KINDS, Entry, Head, Kind
 
 _SLACK = 4096
 _RECKON_EVERY = 32
-_STATE_KEYS = frozenset({"state", "branch", "delta", "base"})
+_STATE_KEYS = frozenset({"state", "branch", "delta", "base", "pending"})
+
+
+class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message that came in, by the seq of its entry."""
+
+    seq: int
+    topic: str
+    data: Any
 
 
 class Point:
     """A run at one of its checkpoints: state, position, and the segment that holds it."""
 
-    __slots__ = ("base", "branch", "cursor", "entry", "extra", "plain", "seq", "tree", "written")
+    __slots__ = ("base", "branch", "cursor", "entry", "extra", "pending", "plain", "seq", "tree", "written")
 
     def __init__(
         self,
@@ -55,6 +67,8 @@ class Point:
         """What the entry says beside the state."""
         self.plain = False
         """Whether the state is known to hold no marks."""
+        self.pending: tuple[Signal, ...] = ()
+        """The messages that nobody had received yet."""
 
 
 def read_body(run: str, entry: Entry) -> dict[str, Any]:
@@ -75,6 +89,10 @@ class Fold:
         self._run = run
         self._last: Entry | None = None
         self.point: Point | None = None
+        self.pending: tuple[Signal, ...] = ()
+        """The messages that nobody has received yet, as far as the log was taken in."""
+        self.beside = 0
+        """Bytes of what else stands in the segment: calls, waits, chunks."""
 
     def add(self, entry: Entry) -> Point | None:
         """The checkpoint that the entry holds, if it does. The tree is reused by the next one.
@@ -88,9 +106,34 @@ class Fold:
         if last is not None and entry.fence < last.fence:
             raise StoreDamagedError(self._run, entry.seq, "it was written by a superseded owner")
         if entry.kind not in CHECKPOINT_KINDS:
+            self.beside += len(entry.body)
+            if entry.kind in (Kind.SIGNAL, Kind.RECEIVED):
+                self.pending = _pending(self._run, self.pending, entry)
             return None
-        self.point = _step_to(self._run, self.point, entry, read_body(self._run, entry))
+        body = read_body(self._run, entry)
+        if self.point is None or "state" in body:
+            self.beside = 0
+            self.pending = _pending_in(self._run, entry, body)
+        self.point = _step_to(self._run, self.point, entry, body)
+        self.point.pending = self.pending
         return self.point
+
+
+def _pending(run: str, pending: tuple[Signal, ...], entry: Entry) -> tuple[Signal, ...]:
+    body = read_body(run, entry)
+    try:
+        if entry.kind == Kind.SIGNAL:
+            return (*pending, Signal(entry.seq, body["topic"], body["data"]))
+        return tuple(signal for signal in pending if signal.seq != body["signal"])
+    except KeyError as error:
+        raise StoreDamagedError(run, entry.seq, f"it does not say {error}") from error
+
+
+def _pending_in(run: str, entry: Entry, body: dict[str, Any]) -> tuple[Signal, ...]:
+    try:
+        return tuple(msgspec.convert(body.get("pending", ()), tuple[Signal, ...]))
+    except msgspec.ValidationError as error:
+        raise StoreDamagedError(run, entry.seq, f"its messages cannot be read: {error}") from error
 
 
 def _step_to(run: str, before: Point | None, entry: Entry, body: dict[str, Any]) -> Point:
@@ -113,21 +156,31 @@ def _step_to(run: str, before: Point | None, entry: Entry, body: dict[str, Any])
         raise StoreDamagedError(run, entry.seq, f"it cannot be rebuilt: {error!r}") from error
 
 
-def last_point(run: str, entries: Iterable[Entry]) -> Point:
-    """The last checkpoint in a stretch of log that begins with a snapshot."""
+def folded(run: str, entries: Iterable[Entry]) -> tuple[Point, Fold]:
+    """The last checkpoint in a stretch of log that begins with a snapshot, and what the whole stretch comes to."""
     fold = Fold(run)
     for entry in entries:
         fold.add(entry)
     if fold.point is None:
         raise StoreDamagedError(run, None, "no checkpoint is left in its log")
-    return fold.point
+    return fold.point, fold
+
+
+def last_point(run: str, entries: Iterable[Entry]) -> Point:
+    """The last checkpoint in a stretch of log that begins with a snapshot."""
+    return folded(run, entries)[0]
 
 
 def last_kept(head: Head, entries: Sequence[Entry]) -> Point:
     """The same, of a run's newest segment. Raises ResultExpiredError when a run that has ended kept its head alone."""
+    return newest(head, entries)[0]
+
+
+def newest(head: Head, entries: Sequence[Entry]) -> tuple[Point, Fold]:
+    """The same with what the whole stretch comes to."""
     if head.status in ENDED and entries and not any(entry.kind in CHECKPOINT_KINDS for entry in entries):
         raise ResultExpiredError(head.id)
-    return last_point(head.id, entries)
+    return folded(head.id, entries)
 
 
 def failures_since(run: str, entries: Iterable[Entry]) -> tuple[int, float]:
@@ -158,20 +211,37 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     """Whether the state is known to hold no marks."""
 
     def next(
-        self, seq: int, old: Tree, new: Tree, branch: int, extra: dict[str, Any], *, whole: bool = False
+        self,
+        seq: int,
+        old: Tree,
+        new: Tree,
+        branch: int,
+        extra: dict[str, Any],
+        *,
+        beside: int = 0,
+        pending: Sequence[Signal] = (),
+        whole: bool = False,
     ) -> tuple[bytes, Segment]:
-        """The body of the checkpoint `seq` that goes from `old` to `new`, and the segment with it."""
+        """The body of the checkpoint `seq` that goes from `old` to `new`, and the segment with it.
+
+        `beside` is what calls, waits and chunks have added to the log since the segment began: whoever takes
+        the run up reads it too, so it is left behind when it is much more than the state.
+        """
         size, entries = self.size, self.entries + 1
         if not whole:
             body = dumps({**extra, "delta": delta.diff(old, new), "base": self.base})
-            total = self.written + len(body)
-            if total > 2 * size + _SLACK or entries % _RECKON_EVERY == 0:
+            total, most = self.written + len(body), max(self.written + len(body), beside)
+            if most > 2 * size + _SLACK or entries % _RECKON_EVERY == 0:
                 size = len(dumps(new))
-            if total <= 2 * size + _SLACK:
+            if most <= 2 * size + _SLACK:
                 plain = self.plain and not may_hold_marks(body)
                 return body, Segment(self.base, total, size, entries, plain=plain)
-        body = dumps({**extra, "state": new, "branch": branch})
+        body = dumps({**extra, "state": new, "branch": branch, **_repeated(pending)})
         return body, Segment(seq, len(body), len(body), 0, plain=not may_hold_marks(body))
+
+
+def _repeated(pending: Sequence[Signal]) -> dict[str, Any]:
+    return {"pending": list(pending)} if pending else {}
 
 
 def rebased(run: str, point: Point) -> Entry:
@@ -180,7 +250,8 @@ def rebased(run: str, point: Point) -> Entry:
     It stays in its segment: the changes that follow it in the log go on naming that one.
     """
     entry = point.entry
-    body = dumps({**point.extra, "state": point.tree, "branch": point.branch, "base": point.base})
+    place = {"state": point.tree, "branch": point.branch, "base": point.base}
+    body = dumps({**point.extra, **place, **_repeated(point.pending)})
     return seal(run, entry.seq, entry.kind, entry.fence, entry.at, entry.cursor, body)
 
 

@@ -42,8 +42,10 @@ class Situation(StrEnum):
 
 def situation(head: Head) -> Situation:
     """The row of the verb table that a run is in."""
-    if head.status in ENDED or head.status in (S.PAUSED, S.WAITING):
+    if head.status in ENDED or head.status == S.PAUSED:
         return Situation(head.status)
+    if head.status == S.WAITING and not head.owned:
+        return Situation.WAITING
     return Situation.LIVE if head.owned else Situation.RESUMABLE
 
 
@@ -51,7 +53,7 @@ def shown_status(head: Head) -> RunStatus:
     """The status for users: a dead owner is seen, and so is one that has just taken a run up."""
     if head.status == S.RUNNING and not head.owned:
         return S.INTERRUPTED
-    if head.status == S.INTERRUPTED and head.owned:
+    if head.status in (S.INTERRUPTED, S.WAITING) and head.owned:
         return S.RUNNING
     return S(head.status)
 
@@ -59,14 +61,20 @@ def shown_status(head: Head) -> RunStatus:
 def stored_states(status: RunStatus) -> tuple[tuple[str, bool | None], ...]:
     """The stored statuses, with or without a live owner, that are shown as `status`."""
     if status == S.RUNNING:
-        return (S.RUNNING, True), (S.INTERRUPTED, True)
+        return (S.RUNNING, True), (S.INTERRUPTED, True), (S.WAITING, True)
     if status == S.INTERRUPTED:
         return (S.RUNNING, False), (S.INTERRUPTED, False)
+    if status == S.WAITING:
+        return ((S.WAITING, False),)
     return ((status, None),)
 
 
 # What recovery takes up: nobody alive has it, and nobody asked for it to stop.
 RECOVERABLE: tuple[tuple[str, bool | None], ...] = ((S.PENDING, False), (S.RUNNING, False), (S.INTERRUPTED, False))
+
+
+# What is taken up when it is due, or when something has come for it.
+WAITS: tuple[tuple[str, bool | None], ...] = ((S.WAITING, False),)
 
 
 # What may be claimed without taking it from anybody: a store lets an owner claim its own runs again.
@@ -132,6 +140,33 @@ _VERBS: dict[str, dict[Situation, Act]] = {
         Situation.FAILED: Act.REFUSE,
         Situation.CANCELLED: Act.NOTHING,
     },
+    "wake": {
+        Situation.LIVE: Act.JOIN,
+        Situation.WAITING: Act.TAKE,
+        Situation.RESUMABLE: Act.TAKE,
+        Situation.PAUSED: Act.RAISE,
+        Situation.COMPLETED: Act.RESULT,
+        Situation.FAILED: Act.RAISE,
+        Situation.CANCELLED: Act.RAISE,
+    },
+    "send": {
+        Situation.LIVE: Act.POST,
+        Situation.WAITING: Act.POST,
+        Situation.RESUMABLE: Act.POST,
+        Situation.PAUSED: Act.POST,
+        Situation.COMPLETED: Act.REFUSE,
+        Situation.FAILED: Act.POST,
+        Situation.CANCELLED: Act.REFUSE,
+    },
+    "answer": {
+        Situation.LIVE: Act.POST,
+        Situation.WAITING: Act.POST,
+        Situation.RESUMABLE: Act.POST,
+        Situation.PAUSED: Act.POST,
+        Situation.COMPLETED: Act.REFUSE,
+        Situation.FAILED: Act.REFUSE,
+        Situation.CANCELLED: Act.REFUSE,
+    },
     "delete": {
         Situation.LIVE: Act.REFUSE,
         Situation.WAITING: Act.APPLY,
@@ -153,6 +188,11 @@ HINTS: dict[tuple[str, Situation], str] = {
     ("cancel", Situation.COMPLETED): "There is nothing left to cancel.",
     ("cancel", Situation.FAILED): "It is not going on already.",
     ("delete", Situation.LIVE): "Cancel it first.",
+    ("send", Situation.COMPLETED): "Nobody would receive the message.",
+    ("send", Situation.CANCELLED): "Nobody would receive the message.",
+    ("answer", Situation.COMPLETED): "It asks nothing any more.",
+    ("answer", Situation.FAILED): "It asks nothing; rt.resume tries its failed step again.",
+    ("answer", Situation.CANCELLED): "It asks nothing any more.",
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from holdfast.engine.inbox import WANTED
 from holdfast.model import Mail
 
 
@@ -24,6 +25,8 @@ class Control:
         self.wanted = False
         """Whether there is anything to honour."""
         self.notify: Callable[[], None] = lambda: None
+        self.others: Callable[[list[Mail]], None] = lambda mail: None
+        """Gets the mail that is for the code of the run: messages, answers, children that ended."""
 
     @property
     def leaves(self) -> bool:
@@ -33,7 +36,11 @@ class Control:
     def deliver(self, mail: Iterable[Mail]) -> None:
         """Take in mail; what has been seen before changes nothing."""
         before = self.cancel, self.pause, len(self.checkpoints)
+        others = []
         for item in mail:
+            if item.kind in WANTED:
+                others.append(item)
+                continue
             self._seen.add(item.id)
             if item.kind == "cancel":
                 self.cancel = self.cancel or item
@@ -44,6 +51,8 @@ class Control:
         if before != (self.cancel, self.pause, len(self.checkpoints)):
             self.wanted = True
             self.notify()
+        if others:
+            self.others(others)
 
     def take_checkpoints(self) -> list[Mail]:
         """The mail that asks for a checkpoint, which is honoured by it."""

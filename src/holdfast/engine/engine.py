@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -13,21 +12,32 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.core.codec import Tree
 from holdfast.core.events import events_of, when
-from holdfast.core.history import failures_since, last_kept
+from holdfast.core.history import failures_since, newest
+from holdfast.core.journal import Journal
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
+from holdfast.core.transitions import ENDED
 from holdfast.engine.committer import Committer
 from holdfast.engine.custody import Custody
+from holdfast.engine.hands import Hands
 from holdfast.engine.live import Info, LiveRun
+from holdfast.engine.observers import Observers
 from holdfast.engine.ownership import Ownership
 from holdfast.engine.postman import Postman
 from holdfast.engine.registry import Registry
 from holdfast.engine.retention import Retention
 from holdfast.engine.runner import Outcome, Runner
-from holdfast.engine.scope import StepScope
+from holdfast.engine.surroundings import Children
 from holdfast.engine.threads import Lanes
 from holdfast.engine.writer import RunWriter, create_run
-from holdfast.errors import HoldfastError, OwnershipLostError, RunInterruptedError, StoreError, UsageError
+from holdfast.errors import (
+    HoldfastError,
+    OwnershipLostError,
+    RunInterruptedError,
+    RunWaitingError,
+    StoreError,
+    UsageError,
+)
 from holdfast.model import Claim, Entry, Event, Head, Kind, RunStatus
 from holdfast.store.base import Store
 
@@ -64,38 +74,21 @@ class Engine:
             store, self.committer, clock, self.ownership, drives=self.live.__contains__, added=self.postman.send
         )
         self.postman.afterwards = self.custody.release
+        self.children: Children
+        self.let_go: Callable[[str, float | None], None] = lambda run, due: None
+        """Is told of each run that waits outside of this process from now on, and when it is due."""
         self.observed = on_event is not None
         self.closing = False
-        self._on_event = on_event
+        self._observers = Observers(on_event)
+        self.emit = self._observers.emit
         self._policy, self._retry = policy or CheckpointPolicy(), retry or RetryPolicy()
         self._crash_limit = crash_limit
         self._concurrency, self._coming = concurrency, 0
         self._slots = asyncio.Semaphore(concurrency)
         self._lanes = Lanes(THREADS)
         self._created = 0
-        self._observers: set[asyncio.Task[Any]] = set()
         self._waits: set[asyncio.Task[int]] = set()
         self._under_way: set[asyncio.Task[Any]] = set()
-
-    # Events
-
-    def emit(self, event: Event) -> None:
-        """Show an event to whoever watches. What the watcher does wrong is not the run's fault."""
-        if self._on_event is None:
-            return
-        try:
-            result = self._on_event(event)
-            if inspect.isawaitable(result):
-                task = asyncio.ensure_future(result)
-                self._observers.add(task)
-                task.add_done_callback(self._observed)
-        except (Exception, asyncio.CancelledError):
-            log.exception("holdfast: on_event raised for %s of run %s", event.type, event.run)
-
-    def _observed(self, task: asyncio.Task[Any]) -> None:
-        self._observers.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("holdfast: on_event raised", exc_info=error)
 
     # In
 
@@ -159,6 +152,7 @@ class Engine:
         metadata: bytes,
         parent: str | None,
         origin: str | None = None,
+        journal: Any = None,
         shape: tuple[int | None, tuple[str, ...]] = (None, ()),
     ) -> tuple[Head, RunWriter]:
         """A new run, durable and owned by this process when this returns."""
@@ -180,7 +174,7 @@ class Engine:
             created_at=now,
             started_at=now if runs_now else None,
         )
-        body = {"nonce": info.nonce, "from": origin}
+        body = {"nonce": info.nonce, "from": origin, **({"journal": journal} if journal else {})}
         self._coming += 1
         try:
             writer = await create_run(self.committer, self.clock, head, tree, cursor, body)
@@ -213,7 +207,10 @@ class Engine:
 
         Raises StoreDamagedError or ResultExpiredError when it cannot be gone on with.
         """
-        return RunWriter(self.committer, self.clock, claim.head, last_kept(claim.head, claim.entries))
+        point, fold = newest(claim.head, claim.entries)
+        writer = RunWriter(self.committer, self.clock, claim.head, point)
+        writer.beside, writer.pending = fold.beside, fold.pending
+        return writer
 
     async def take(self, claim: Claim, writer: RunWriter) -> LiveRun:
         """Drive a claimed run from its last checkpoint.
@@ -235,7 +232,9 @@ class Engine:
             writer.marks_due.append((Kind.RESUMED, {"from": writer.checkpoint_seq}))
         self._note_shape(head, writer)
         self._show("resumed", head.id, step=name, data={"from": writer.checkpoint_seq})
-        live = self.drive(self.admit(head, writer, entries=entries, failures=failures, retry_at=retry_at))
+        journal = Journal.of(head.id, claim.entries)
+        live = self.admit(head, writer, entries=entries, failures=failures, retry_at=retry_at, journal=journal)
+        self.drive(live)
         live.runner.control.deliver(claim.mail)
         return live
 
@@ -262,7 +261,14 @@ class Engine:
             self.emit(Event(type=kind, run=run, seq=None, time=when(self.clock.now()), **fields))
 
     def _live_run(
-        self, head: Head, writer: RunWriter, *, entries: Sequence[Entry] = (), failures: int = 0, retry_at: float = 0.0
+        self,
+        head: Head,
+        writer: RunWriter,
+        *,
+        entries: Sequence[Entry] = (),
+        failures: int = 0,
+        retry_at: float = 0.0,
+        journal: Journal | None = None,
     ) -> LiveRun:
         flow, codec = self.registry.flow(head.id, head.flow)
         policy = flow.policy or self._policy
@@ -271,16 +277,17 @@ class Engine:
             flow,
             codec,
             writer,
-            StepScope(self._lanes),
+            Hands(self._lanes),
             policy=policy,
             retry=self._retry,
             metadata=msgspec.json.decode(head.metadata),
             nonce=msgspec.json.decode(head.info, type=Info).nonce,
+            journal=journal,
             failures=failures,
             retry_at=retry_at,
             retention=Retention(policy, entries) if policy.retains else None,
         )
-        return LiveRun(head.id, runner)
+        return LiveRun(head.id, runner, head.parent)
 
     # On the way
 
@@ -328,6 +335,11 @@ class Engine:
             self._show("ownership_lost", live.id, error=str(error))
         elif not writer.given_up:
             self.custody.add(writer)
+        if isinstance(error, RunWaitingError):
+            self.let_go(live.id, outcome.due)
+        elif live.parent is not None and writer.status in ENDED:
+            self._under_way.add(telling := asyncio.ensure_future(self.children.ended(live.id, live.parent)))
+            telling.add_done_callback(self._under_way.discard)
         live.done.set(outcome)
 
     async def wait_change(self, run: str, seen: int, timeout: float) -> int:
@@ -366,8 +378,7 @@ class Engine:
                 # Its code neither returns nor lets itself be cancelled: take the run away from it.
                 await self._hand_back_anyway(live)
             await self.committer.drain()
-            if self._observers:
-                await asyncio.wait(self._observers, timeout=1.0)
+            await self._observers.settle(1.0)
             await self.custody.release()
         finally:
             self.postman.stop()

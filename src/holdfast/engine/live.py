@@ -24,10 +24,10 @@ class Info(msgspec.Struct, omit_defaults=True):
 class LiveRun:
     """A run that this process owns and drives."""
 
-    __slots__ = ("done", "id", "runner", "task")
+    __slots__ = ("done", "id", "parent", "runner", "task")
 
-    def __init__(self, run: str, runner: Runner) -> None:
-        self.id, self.runner = run, runner
+    def __init__(self, run: str, runner: Runner, parent: str | None = None) -> None:
+        self.id, self.runner, self.parent = run, runner, parent
         self.done: Shared[Outcome] = Shared(asyncio.get_running_loop())
         self.task: asyncio.Task[None] | None = None
 

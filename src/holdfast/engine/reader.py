@@ -10,12 +10,13 @@ import msgspec
 
 from holdfast.core.checksum import verify
 from holdfast.core.events import events_of, when
-from holdfast.core.history import Fold, Point, last_kept, last_point, read_body
+from holdfast.core.history import Fold, Point, Signal, last_kept, last_point, read_body
+from holdfast.core.journal import Journal
 from holdfast.core.transitions import ENDED, shown_status
 from holdfast.engine.live import Info
 from holdfast.engine.registry import Registry
 from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError
-from holdfast.model import CHECKPOINT_KINDS, Checkpoint, Entry, Event, Head, Kind, Run, RunStatus
+from holdfast.model import CHECKPOINT_KINDS, RESULT_KINDS, Call, Checkpoint, Entry, Event, Head, Kind, Run, RunStatus
 from holdfast.store.base import Store
 
 _PAGE = 500
@@ -38,12 +39,13 @@ def _run_view(head: Head) -> Run:
     if status == RunStatus.COMPLETED:
         progress = 100.0
     else:
-        progress = min(100.0, 100.0 * done / info.total) if info.total else 0.0
+        done += cursor.get("fraction", 0.0)
+        progress = min(100.0, 100.0 * done / info.total) if info.total else 100.0 * cursor.get("fraction", 0.0)
     return Run(
         id=head.id,
         flow=head.flow,
         status=status,
-        step=done,
+        step=cursor["step"],
         total_steps=info.total,
         step_names=info.steps,
         next=cursor["next"],
@@ -58,6 +60,27 @@ def _run_view(head: Head) -> Run:
         started_at=None if head.started_at is None else when(head.started_at),
         updated_at=when(head.updated_at),
         ended_at=None if head.ended_at is None else when(head.ended_at),
+    )
+
+
+def ledger_line(run: str, entry: Entry, intent: Entry | None) -> Call:
+    """A call as users see it."""
+    body = read_body(run, entry)
+    status = "done" if "result" in body else "failed" if "error" in body else "abandoned"
+    if entry.kind == Kind.INTENT or body.get("doubt"):
+        status = "in doubt"
+    started = body.get("started", intent.at if intent is not None else entry.at)
+    asked = body if intent is None else read_body(run, intent)
+    return Call(
+        run=run,
+        key=body["key"],
+        name=body["name"],
+        status=status,
+        seq=entry.seq,
+        on_doubt=asked.get("on_doubt", "retry"),
+        error=body["error"].get("text") if "error" in body else None,
+        started_at=when(started),
+        ended_at=when(entry.at) if entry.kind == Kind.CALL else None,
     )
 
 
@@ -127,6 +150,65 @@ class Reader:
         if not entries or entries[-1].seq != seq:
             return None  # retention dropped it since it was looked at
         return last_point(head.id, entries)
+
+    async def place(self, head: Head, seq: int | None) -> tuple[Point, int]:
+        """The checkpoint to go on from, with the journal of what to keep behind it, and the seq it was named by.
+
+        In a flow that is one body of journaled calls, the entry of a call is a place to go on from as well.
+        Raises NotACheckpointError.
+        """
+        try:
+            point = await self.point(head, seq)
+        except NotACheckpointError:
+            found = await self._at_call(head, seq or 0)
+            if found is None:
+                raise
+            return found, seq or 0
+        if point is None:
+            raise NotACheckpointError(head.id, seq or 0, await self.nearest(head, seq or 0))
+        return point, point.seq
+
+    async def _at_call(self, head: Head, seq: int) -> Point | None:
+        entry = (await self._store.read_entries(head.id, after=seq - 1, upto=seq))[0]
+        verify(head.id, entry)
+        if entry.kind not in RESULT_KINDS or not msgspec.json.decode(entry.cursor).get("body"):
+            return None
+        of = read_body(head.id, entry)["of"]
+        point = await self.point(head, of)
+        if point is None:
+            return None
+        entries = await self._store.read_entries(head.id, after=of - 1, upto=seq)
+        for one in entries:
+            verify(head.id, one)
+        journal = Journal.of(head.id, entries)
+        point.extra["journal"] = [] if journal is None else journal.results()
+        return point
+
+    async def signals(self, run: str, after: int) -> list[Signal]:
+        """The messages that came in behind that place."""
+        found = []
+        async for entry in self.log(run, after):
+            if entry.kind == Kind.SIGNAL:
+                verify(run, entry)
+                body = read_body(run, entry)
+                found.append(Signal(entry.seq, body["topic"], body["data"]))
+        return found
+
+    async def ledger(self, run: str) -> AsyncIterator[Call]:
+        """The journaled calls of a run that its log still holds, in the order in which they ended."""
+        if await self.head(run) is None:
+            raise RunNotFoundError(run)
+        begun: dict[str, Entry] = {}
+        async for entry in self.log(run):
+            if entry.kind in (Kind.INTENT, Kind.CALL):
+                verify(run, entry)
+                key = read_body(run, entry)["key"]
+                if entry.kind == Kind.INTENT:
+                    begun[key] = entry
+                else:
+                    yield ledger_line(run, entry, begun.pop(key, None))
+        for entry in begun.values():
+            yield ledger_line(run, entry, None)
 
     async def nearest(self, head: Head, seq: int) -> int | None:
         """The seq of the checkpoint nearest to `seq`; the older one of two."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.core.checksum import seal
 from holdfast.core.codec import dumps
 from holdfast.core.history import last_point, rebased
-from holdfast.core.transitions import ENDED, RECOVERABLE, UNOWNED
+from holdfast.core.transitions import ENDED, RECOVERABLE, UNOWNED, WAITS
 from holdfast.engine.engine import Engine
 from holdfast.engine.live import LiveRun
 from holdfast.errors import StoreDamagedError, StoreError
@@ -24,14 +26,17 @@ log = logging.getLogger("holdfast")
 
 _PAGE = 200
 _EVERYTHING = 1_000_000_000
+_CHILDREN_EVERY = 10
 
 
 class Recovery:
     """Looks after the runs of one store with the flows of one program."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, children_ended: Callable[[Head], Awaitable[bool]]) -> None:
+        """`children_ended` tells whether a child that the run waits for has ended."""
+        self._engine, self._children_ended = engine, children_ended
         self._warned: set[str] = set()
+        self._looks = 0
 
     async def interrupted(self, limit: int = _EVERYTHING) -> list[Head]:
         """The runs that could be taken up here: nobody has them, and the program has their flow."""
@@ -46,17 +51,41 @@ class Recovery:
         await self._warn_of_strangers()
         ready = [head for head in await self.interrupted() if self._has_step(head)]
         ready = [head for head in reversed(ready) if head.id not in self._engine.live][:limit]
+        return await self._take_up(ready, RECOVERABLE)
+
+    async def _take_up(self, ready: list[Head], states: tuple[tuple[str, bool | None], ...]) -> list[LiveRun]:
         taken: list[LiveRun] = []
         for start in range(0, len(ready), _PAGE):
             ids = tuple(head.id for head in ready[start : start + _PAGE])
             # The states are asked for again: what has been paused or finished meanwhile is left alone.
-            query = Query(ids=ids, states=RECOVERABLE, flows=self._engine.registry.names, limit=len(ids))
+            query = Query(ids=ids, states=states, flows=self._engine.registry.names, limit=len(ids))
             claims = await self._engine.custody.claim(query) if not self._engine.closing else []
             for claim in reversed(claims):
                 live = await self._take(claim)
                 if live is not None:
                     taken.append(live)
         return taken
+
+    async def wake(self, heads: list[Head]) -> list[LiveRun]:
+        """Take up those of these runs that still wait and that this program can go on with."""
+        ready = [head for head in heads if self._engine.registry.has(head.flow) and self._has_step(head)]
+        ready = [head for head in ready if head.id not in self._engine.live]
+        return await self._engine.to_its_end(self._take_up(ready, WAITS)) if ready else []
+
+    async def _wake_all(self, limit: int) -> None:
+        """Take up every run that waits and is due, or for which something has come."""
+        names = self._engine.registry.names
+        if not names:
+            return
+        waiting, store = Query(states=WAITS, flows=names, limit=limit), self._engine.store
+        due = await store.list_heads(replace(waiting, due_by=self._engine.clock.now()))
+        due += await store.list_heads(replace(waiting, has_mail=True))
+        self._looks += 1
+        if self._looks % _CHILDREN_EVERY == 1:
+            heads = await store.list_heads(replace(waiting, limit=_EVERYTHING))
+            parents = [head for head in heads if "child run" in (head.waiting_for or "")]
+            due += [head for head in parents if await self._children_ended(head)]
+        await self.wake(list({head.id: head for head in due}.values())[:limit])
 
     async def _take(self, claim: Claim) -> LiveRun | None:
         try:
@@ -107,6 +136,7 @@ class Recovery:
                 room = self._engine.free_slots
                 if room > 0:
                     await self.recover(limit=room)
+                    await self._wake_all(room)
                 await self.prune()
             except StoreError as error:
                 log.warning("holdfast: could not look for interrupted runs: %s", error)

@@ -13,19 +13,24 @@ from __future__ import annotations
 import asyncio
 import random
 import traceback
-from typing import Any, Protocol
+from typing import Any
 
-from holdfast.clock import Clock
-from holdfast.context import RunContext, set_current
+from holdfast.context import enter
 from holdfast.core.codec import Codec, Tree, dumps
-from holdfast.core.events import events_of, when
+from holdfast.core.failures import describe
 from holdfast.core.ids import storable
-from holdfast.core.policy import CheckpointPolicy, seconds
+from holdfast.core.journal import Journal
+from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.control import Control
+from holdfast.engine.hands import Hands, StepRaised, within
+from holdfast.engine.host import RunHost
 from holdfast.engine.retention import Retention
-from holdfast.engine.scope import StepRaised, StepScope, within
-from holdfast.engine.writer import Mark, Progress, RunWriter, StepTaken
+from holdfast.engine.saving import Saving
+from holdfast.engine.scope import StepScope
+from holdfast.engine.surroundings import Surroundings
+from holdfast.engine.waits import Waits
+from holdfast.engine.writer import Mark, RunWriter, StepTaken
 from holdfast.errors import (
     HoldfastError,
     OwnershipLostError,
@@ -33,37 +38,31 @@ from holdfast.errors import (
     RunFailedError,
     RunInterruptedError,
     RunPausedError,
+    RunWaitingError,
     StepMissingError,
     StoreError,
 )
-from holdfast.flows.base import NO_RESULT, Flow, Position, Step
-from holdfast.model import Event, Kind, RunStatus
-from holdfast.store.base import Store
-
-
-class Surroundings(Protocol):
-    """What a runner needs of the engine."""
-
-    store: Store
-    clock: Clock
-    observed: bool
-
-    def emit(self, event: Event) -> None:
-        """Show an event to whoever watches."""
-        ...
+from holdfast.flows.base import KEEP, NO_RESULT, Flow, Position, Step
+from holdfast.model import Kind, Mail, RunStatus
 
 
 class Outcome:
     """How a run left this process: with a result, or with the error that says what became of it."""
 
-    __slots__ = ("error", "result")
+    __slots__ = ("due", "error", "result")
 
-    def __init__(self, result: Any = None, error: HoldfastError | None = None) -> None:
+    def __init__(self, result: Any = None, error: HoldfastError | None = None, due: float | None = None) -> None:
         self.result, self.error = result, error
+        self.due = due
+        """When a run that waits is due."""
 
 
 class _Cut(Exception):
     """The step under way was given up because the run is to stop."""
+
+
+class _LetGo(Exception):
+    """The step under way does nothing but wait: the run is let go."""
 
 
 class Runner:
@@ -75,33 +74,58 @@ class Runner:
         flow: Flow[Any],
         codec: Codec,
         writer: RunWriter,
-        scope: StepScope,
+        hands: Hands,
         *,
         policy: CheckpointPolicy,
         retry: RetryPolicy,
         metadata: dict[str, Any],
         nonce: str,
+        journal: Journal | None = None,
         failures: int = 0,
         retry_at: float = 0.0,
         retention: Retention | None = None,
     ) -> None:
-        self._around, self._flow, self._codec, self.writer, self._scope = around, flow, codec, writer, scope
-        self._policy, self._retry, self._metadata, self._nonce = policy, retry, metadata, nonce
-        self._retention = retention
+        self.around, self._flow, self._codec, self.writer, self._hands = around, flow, codec, writer, hands
+        self._retry = retry
         self._failures, self._retry_at = failures, retry_at
-        self._tree: Tree = writer.tree
-        self._cursor: dict[str, Any] = writer.cursor
-        self._unsaved: list[StepTaken] = []
-        self._shown = 0
-        """How many of those have been shown as completed."""
         self._result: Any = NO_RESULT
-        self._saved_at = around.clock.now()
         self._takeups = writer.attempt
         self._task: asyncio.Task[Any] | None = None
-        self._in_step = self._told_to_stop = False
+        self._loop = asyncio.get_running_loop()
+        self._scope: StepScope | None = None
+        """The attempt under way."""
+        self._verdict: Exception | None = None
+        """Why whatever the attempt under way comes to does not count."""
+        self._cancelled = False
+        self._waits: Waits | None = None
+        """What the last attempt waited for."""
         self._wake: asyncio.Future[None] | None = None
         self.control = Control()
         self.control.notify = self._notified
+        self._saving = Saving(around, writer, self.control, policy, retention)
+        self._saving.host = self.host = RunHost(self, codec, hands, metadata=metadata, nonce=nonce, journal=journal)
+        self.control.others = self._sent
+        self.show, self.noted = self._saving.show, self._saving.noted
+
+    @property
+    def cursor(self) -> dict[str, Any]:
+        """What comes next."""
+        return self._saving.cursor
+
+    @property
+    def flow_name(self) -> str:
+        """The name of the flow."""
+        return self._flow.name
+
+    @property
+    def flow_suspends(self) -> bool:
+        """Whether the flow's step is a whole body of journaled calls, which may leave between any two of them."""
+        return bool(getattr(self._flow, "suspends", False))
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first attempt of the step, one more for each that failed or was cut off by a crash."""
+        return self._failures + self._takeups
 
     # The loop
 
@@ -109,7 +133,7 @@ class Runner:
         """Go on until the run ends, is stopped, or is lost to another owner."""
         self._task = asyncio.current_task()
         try:
-            while self._cursor["next"] is not None:
+            while self.cursor["next"] is not None:
                 left = await self._honour() if self.control.wanted else None
                 left = left or await self._advance()
                 if left is not None:
@@ -125,7 +149,7 @@ class Runner:
             self.writer.closed = True
             return Outcome(error=error)
         finally:
-            self._scope.give_lane_back()
+            self._hands.give_lane_back()
 
     async def _advance(self) -> Outcome | None:
         """One step with its retries. An outcome when the run leaves this process by it."""
@@ -135,22 +159,29 @@ class Runner:
                 await self._wait_until(self._retry_at)
             if self.control.wanted:
                 return None
-            started = self._around.clock.now()
-            self._live("step_started", started, step=name)
+            started = self.around.clock.now()
+            self.show("step_started", started, step=name)
             try:
                 position, tree = await self._attempt(step, name)
             except _Cut:
                 if self.control.cut:
                     raise
                 return None
+            except _LetGo:
+                return await self._wait_outside()
+            except (OwnershipLostError, StoreError) as unwritten:
+                if unwritten is self._verdict:
+                    raise
+                error: BaseException = unwritten  # of another store, which the step itself uses
             except StepRaised as raised:
-                error: BaseException = raised.error
+                error = raised.error
             except (GeneratorExit, asyncio.CancelledError):
                 raise  # the loop is ending: the step did not fail, it was cut off
             except BaseException as raised:
                 error = raised
             else:
-                return await self._arrived(position, tree, (name, started, self._around.clock.now()))
+                await self._arrived(position, tree, (name, started, self.around.clock.now()))
+                return None
             if self.control.cancel is not None:
                 return None  # that is final, however the step ended
             left = await self._failed(step, name, started, error)
@@ -158,39 +189,88 @@ class Runner:
                 return left
 
     def _step(self) -> tuple[Step[..., Any], str]:
-        name = self._cursor["next"]
-        step = self._flow.next_step(self._cursor)
+        name = self.cursor["next"]
+        step = self._flow.next_step(self.cursor)
         if step is None:
             raise StepMissingError(self.writer.run, self._flow.name, name, self._flow.step_names)
         return step, name
 
     async def _attempt(self, step: Step[..., Any], name: str) -> tuple[Position, Tree]:
         """One call of the step, on a copy of the state that only this attempt sees."""
-        position = Position(self._copy(), self._cursor)
-        set_current(self._context(step, name))
-        self._in_step, self._told_to_stop = True, False
+        position = Position(self._copy(), self.cursor)
+        number = self.cursor["step"]
+        self._verdict = None
+        self._scope = scope = StepScope(self.host, number, self._loop)
+        if step.timeout is not None:
+            scope.root.deadline = self.around.clock.now() + step.timeout
+        enter(scope.root)
         try:
-            work = self._flow.advance(position, self._scope)
-            after = await (work if step.timeout is None else within(step.timeout, name, work))
+            work = self._flow.advance(position, scope)
+            after = await (work if step.timeout is None else within(step.timeout, name, work, scope.close))
         except asyncio.CancelledError:
-            if not (self.control.cancel or self.control.cut):
+            if self._verdict is None:
                 raise self._foreign_cancel() from None
-            assert self._task is not None
-            self._task.uncancel()
-            raise _Cut from None
         finally:
-            self._in_step = False
-        if self._told_to_stop:
-            raise _Cut  # it was, and returned all the same: that came too late
-        tree = self._codec.encode(after.state, like=self._tree)
+            self._scope, self._waits = None, scope.waits
+            scope.close()
+            scope.cancel_tasks(but=self._task)
+            self._uncancel()
+            if self._verdict is not None:
+                raise self._verdict  # whatever the step did about it came too late
+        if self.host.journaled or self.host.wrote_notes:
+            await self.host.finish_step(number)
+        tree = self._saving.tree if after.state is KEEP else self._codec.encode(after.state, like=self._saving.tree)
         if after.result is not NO_RESULT:
             self._result = self._codec.encode(after.result, path="result")
         return after, tree
 
+    def _stop_body(self, verdict: Exception) -> None:
+        """End the attempt under way: whatever it comes to does not count."""
+        scope = self._scope
+        if scope is None or self._verdict is not None or self._task is None:
+            return
+        self._verdict = verdict
+        scope.close()
+        scope.cancel_tasks(but=self._task)
+        # Code in a thread cannot be cancelled: it unwinds at its next verb, or is left behind when it is in a hurry.
+        if self._hands.interruptible or self.control.cut:
+            self._cancelled = True
+            self._task.cancel()
+
+    def _uncancel(self) -> None:
+        if self._cancelled and self._task is not None:
+            self._cancelled = False
+            self._task.uncancel()
+
+    def let_go(self) -> None:
+        """The code under way does nothing but wait."""
+        self._stop_body(_LetGo())
+
+    def broken(self, error: HoldfastError) -> None:
+        """What the code under way did could not be written: the run stops where it stands."""
+        self._stop_body(error)
+
+    async def _wait_outside(self) -> Outcome:
+        """Leave with the run's waits in its log: whoever is alive when it is due goes on with it."""
+        waits = self._waits
+        assert waits is not None
+        await self.host.settle()
+        if self.control.cancel is not None:
+            return await self._cancel()
+        if self.control.pause is not None:
+            return await self._pause()
+        if waits.left_with is None:
+            return await self.interrupt()
+        what, due, asks = waits.left_with
+        stale = self.host.inbox.stale(asks)
+        mark = (Kind.WAITING, {"for": what, "until": due})
+        await self._saving.leave(RunStatus.WAITING, [mark], take=stale, attempt=0, wake_at=due, waiting_for=what)
+        return Outcome(error=RunWaitingError(self.writer.run, what), due=due)
+
     def _copy(self) -> Any:
         """The state in containers of its own. What was saved and held no marks is not searched for them."""
-        plain = self._tree is self.writer.tree and self.writer.segment.plain
-        return self._codec.decode(self._tree, plain=plain)
+        plain = self._saving.tree is self.writer.tree and self.writer.segment.plain
+        return self._codec.decode(self._saving.tree, plain=plain)
 
     def _foreign_cancel(self) -> BaseException:
         """A CancelledError that this runtime did not ask for: the loop is ending, or the step raised it."""
@@ -201,36 +281,23 @@ class Runner:
 
     # What follows a step
 
-    async def _arrived(self, position: Position, tree: Tree, taken: StepTaken) -> Outcome | None:
-        """The step is done: save it if the policy says so. The end of the run is saved by `_complete`."""
-        self._tree, self._cursor = tree, position.cursor
-        self._unsaved.append(taken)
+    async def _arrived(self, position: Position, tree: Tree, taken: StepTaken) -> None:
+        """The step is done, and saved if the policy says so."""
         self._failures, self._retry_at, self._takeups = 0, 0.0, 1
-        if self._cursor["next"] is None:
-            return None
-        elapsed = abs(taken[2] - self._saved_at)  # a clock that was set back must not put saving off
-        if not self._policy.saves(steps=len(self._unsaved), elapsed=elapsed, step=taken[0]):
-            self._completed(taken)
-            return None
-        try:
-            await self._write()
-        except StoreError as error:
-            if self._policy.on_save_error == "raise":
-                raise
-            # The window is not used up: the next step tries again.
-            self._completed(taken)
-            self._live("save_failed", self._around.clock.now(), step=taken[0], error=str(error))
-        return None
+        await self._saving.step_done(tree, position.cursor, taken)
 
     async def _failed(self, step: Step[..., Any], name: str, started: float, error: BaseException) -> Outcome | None:
         """Write the failed attempt down; an outcome when there is no other."""
         self._failures += 1
+        await self.host.settle()
+        if self.host.journaled:
+            self.host.journal.new_attempt()
         retry = step.retry or self._retry
-        shown = _describe(error)
+        shown = describe(error)
         mark = {"step": name, "attempt": self._failures, "started": started, "error": shown}
         if retry.retries(error, self._failures):
-            self._retry_at = self._around.clock.now() + retry.delay(self._failures, random.random)
-            await self._write([(Kind.ATTEMPT_FAILED, {**mark, "retry_at": self._retry_at})])
+            self._retry_at = self.around.clock.now() + retry.delay(self._failures, random.random)
+            await self._saving.write([(Kind.ATTEMPT_FAILED, {**mark, "retry_at": self._retry_at})])
             return None
         trace = storable("".join(traceback.format_exception(error)[-20:]))
         outcome = await self.fail([(Kind.ATTEMPT_FAILED, mark)], name, shown, trace)
@@ -242,12 +309,12 @@ class Runner:
         """End the run as failed."""
         body = {"step": step, "error": error, **({"trace": trace} if trace else {})}
         shown = dumps({"step": step, "error": error})
-        await self._leave(RunStatus.FAILED, [*marks, (Kind.FAILED, body)], error=shown)
+        await self._saving.leave(RunStatus.FAILED, [*marks, (Kind.FAILED, body)], error=shown)
         return Outcome(error=RunFailedError(self.writer.run, step, error))
 
     async def _complete(self) -> Outcome:
         body = {} if self._result is NO_RESULT else {"result": self._result}
-        await self._leave(RunStatus.COMPLETED, [(Kind.COMPLETED, body)])
+        await self._saving.leave(RunStatus.COMPLETED, [(Kind.COMPLETED, body)])
         return Outcome(self._copy() if self._result is NO_RESULT else self._codec.decode(self._result, path="result"))
 
     # What others want
@@ -258,42 +325,58 @@ class Runner:
         if control.cancel is not None:
             return await self._cancel()
         if control.pause is not None:
-            await self._leave(RunStatus.PAUSED, [(Kind.PAUSED, {})], attempt=0)
-            return Outcome(error=RunPausedError(self.writer.run))
+            return await self._pause()
         if control.stop:
             return await self.interrupt()
         asked = control.take_checkpoints()
-        await self._write(extra={"asked": [mail.key for mail in asked]}, take=tuple(mail.id for mail in asked))
+        await self._saving.write(extra={"asked": [mail.key for mail in asked]}, take=tuple(mail.id for mail in asked))
         return None
 
+    async def _pause(self) -> Outcome:
+        await self._saving.leave(RunStatus.PAUSED, [(Kind.PAUSED, {})], attempt=0)
+        return Outcome(error=RunPausedError(self.writer.run))
+
     async def _cancel(self) -> Outcome:
-        """End the run as cancelled. What is finished is saved with it: a fork does not do it again."""
+        """End the run as cancelled. What is finished is saved with it: a fork does not do it again.
+
+        Its children first: if this process dies in between, the cancel is still in the inbox and is done again.
+        """
         reason = self.control.reason
+        await self.around.children.cancel(self.writer.run, reason)
         error = None if reason is None else dumps({"step": None, "error": reason})
-        await self._leave(RunStatus.CANCELLED, [(Kind.CANCELLED, {"reason": reason})], error=error)
+        await self._saving.leave(RunStatus.CANCELLED, [(Kind.CANCELLED, {"reason": reason})], error=error)
         return Outcome(error=RunCancelledError(self.writer.run, reason))
 
     async def interrupt(self) -> Outcome:
         """Hand the run back with all that it has done so far."""
-        await self._leave(RunStatus.INTERRUPTED, [(Kind.INTERRUPTED, {})], attempt=0)
+        await self._saving.leave(RunStatus.INTERRUPTED, [(Kind.INTERRUPTED, {})], attempt=0)
         return Outcome(error=RunInterruptedError(self.writer.run))
 
     def _notified(self) -> None:
         """Something is wanted: end a wait at once, and an async step when the run is to stop in it."""
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
-        cuts = self.control.cut or (self.control.cancel is not None and self._scope.interruptible)
-        if self._in_step and cuts and self._task is not None:
-            self._told_to_stop = True
-            self._task.cancel()
+        if self._scope is None:
+            return
+        if self.control.cut or (self.control.cancel is not None and self._hands.interruptible):
+            self._stop_body(_Cut())
+        elif self.control.cancel is not None:
+            # The thread goes on to its end or to its next verb, whichever comes first.
+            self._scope.close()
+            self._scope.cancel_tasks(but=self._task)
+        else:
+            self._scope.look_around()
+
+    def _sent(self, mail: list[Mail]) -> None:
+        self.host.inbox.deliver(mail)
 
     async def _wait_until(self, moment: float) -> None:
         """Wait for the moment, or until something is wanted of the run."""
-        delay = moment - self._around.clock.now()
+        delay = moment - self.around.clock.now()
         if delay <= 0:
             return
-        self._scope.give_lane_back()
-        sleeping = asyncio.ensure_future(self._around.clock.sleep(delay))
+        self._hands.give_lane_back()
+        sleeping = asyncio.ensure_future(self.around.clock.sleep(delay))
         try:
             await self._wanted_or(sleeping)
         finally:
@@ -316,85 +399,3 @@ class Runner:
             await asyncio.wait({other, waking}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waking.cancel()
-
-    # Writing
-
-    async def _write(
-        self, marks: list[Mark] | None = None, *, extra: dict[str, Any] | None = None, take: tuple[int, ...] = ()
-    ) -> None:
-        """Commit what is not saved yet, with the marks."""
-        writer = self.writer
-        fields: dict[str, Any] = {}
-        progress = self._progress(always=extra is not None)
-        if progress is not None and self._retention is not None:
-            floor = self._retention.floor(writer.seq + len(writer.marks_due) + 1, self._around.clock.now())
-            if floor != writer.floor:
-                fields["floor"] = floor
-        mail = await writer.write(marks or [], progress=progress, extra=extra, take=take, **fields)
-        self._wrote(saved=progress is not None)
-        if mail:
-            self.control.deliver(mail)
-        if self._retention is not None:
-            self._retention.added(writer.written)
-            entry = await self._retention.compacted(self._around.store, writer.run, writer.floor)
-            if entry is not None:
-                await writer.replace_history(entry)
-
-    async def _leave(self, status: RunStatus, marks: list[Mark], **fields: Any) -> None:
-        """The last commit of this process for the run: everything saved, the run given up."""
-        progress = self._progress()
-        policy, ended = self._policy, status in (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
-        ttl = seconds(policy.ttl)
-        if ttl is not None:
-            fields["expires_at"] = self._around.clock.now() + ttl
-        if progress is not None and self._retention is not None:
-            seq = self.writer.seq + len(self.writer.marks_due) + 1
-            fields["floor"] = self._retention.floor(seq, self._around.clock.now())
-        drop = ended and policy.deletes_history(success=status == RunStatus.COMPLETED)
-        await self.writer.write(
-            marks, progress=progress, status=status, take=self.control.mail_ids(), drop_history=drop, **fields
-        )
-        self._wrote(saved=progress is not None)
-
-    def _progress(self, *, always: bool = False) -> Progress | None:
-        return Progress(self._tree, self._cursor, self._unsaved) if self._unsaved or always else None
-
-    def _wrote(self, *, saved: bool) -> None:
-        shown_already, self._shown = (self._shown, 0) if saved else (0, self._shown)
-        if saved:
-            self._unsaved = []
-            self._saved_at = self.writer.written[-1].at
-        if self._around.observed:
-            for entry in self.writer.written:
-                # A step's start was shown when it started, and so was the end of a step that was not saved.
-                shown = [e for e in events_of(self.writer.run, entry) if e.type not in ("step_started", "resumed")]
-                completed = [e for e in shown if e.type == "step_completed"]
-                for event in shown:
-                    if event not in completed[:shown_already]:
-                        self._around.emit(event)
-
-    def _completed(self, taken: StepTaken) -> None:
-        """Show the end of a step that is not saved yet."""
-        self._shown += 1
-        self._live("step_completed", taken[2], step=taken[0])
-
-    def _live(self, kind: str, at: float, **fields: Any) -> None:
-        if self._around.observed:
-            self._around.emit(Event(type=kind, run=self.writer.run, seq=None, time=when(at), **fields))
-
-    def _context(self, step: Step[..., Any], name: str) -> RunContext:
-        writer = self.writer
-        deadline = None if step.timeout is None else when(self._around.clock.now() + step.timeout)
-        place = (self._nonce, writer.branch, self._cursor["step"])
-        attempt = self._failures + self._takeups
-        return RunContext(writer.run, self._flow.name, name, attempt, self._metadata, deadline, place)
-
-
-def _describe(error: BaseException) -> str:
-    """What went wrong, as text that can be stored whatever the error says of itself."""
-    name = type(error).__name__
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its text cannot be shown)"
-    return storable(f"{name}: {text}"[:4000] if text else name)

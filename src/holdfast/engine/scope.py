@@ -1,119 +1,288 @@
-"""Where a step's function really runs: on the loop, in a thread of the run, or in an executor."""
+"""The scope of one attempt of a step: what its code may ask of the engine, until it is closed.
+
+A scope is closed when its attempt has ended, timed out, failed to be written, or was let go. From then on
+every verb raises again, whatever the code swallows, and what it returns is discarded.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Awaitable, Coroutine
-from typing import Any, TypeVar
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
-from holdfast.engine.threads import Lane, Lanes
-from holdfast.errors import StepTimeoutError
-from holdfast.flows.base import Step
+from holdfast.clock import Clock
+from holdfast.context import Frame, Place, RunContext
+from holdfast.core.codec import Codec, Tree
+from holdfast.core.journal import Journal, digest
+from holdfast.engine.calls import Calling
+from holdfast.engine.hands import Hands
+from holdfast.engine.inbox import Inbox
+from holdfast.engine.notes import Notes
+from holdfast.engine.surroundings import Children
+from holdfast.engine.threads import Lane
+from holdfast.engine.waits import Waits
+from holdfast.engine.writer import RunWriter
+from holdfast.errors import HoldfastError, StateError
+from holdfast.flows.base import pack_outcome, unpack_outcome
+from holdfast.model import Kind
+from holdfast.work import Work
 
-T = TypeVar("T")
+_PID = os.getpid()
+os.register_at_fork(after_in_child=lambda: globals().update(_PID=os.getpid()))
 
 
-class StepRaised(Exception):
-    """Carries what a step raised, whatever it was, so that no task or loop takes it for its own."""
+class Host(Protocol):
+    """What a scope needs of the run that it belongs to."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    writer: RunWriter
+    clock: Clock
+    codec: Codec
+    hands: Hands
+    children: Children
+    failures: dict[str, type[BaseException]]
+
+    @property
+    def journal(self) -> Journal:
+        """What was already done inside the step under way."""
+        ...
+
+    @property
+    def notes(self) -> Notes:
+        """What writes while a step is under way."""
+        ...
+
+    @property
+    def inbox(self) -> Inbox:
+        """What others sent."""
+        ...
+
+    @property
+    def holds_calls(self) -> bool:
+        """Whether the run is to leave, so that no further call begins."""
+        ...
+
+    @property
+    def hurries(self) -> bool:
+        """Whether the run is to leave as soon as nothing is under way."""
+        ...
+
+    def context(self, frame: Frame) -> RunContext:
+        """What `current_run()` gives in that frame."""
+        ...
+
+    def let_go(self) -> None:
+        """Stop the body that is under way: all that it does is wait."""
+        ...
+
+    def failed(self, error: HoldfastError) -> None:
+        """The run cannot be written: end the attempt."""
+        ...
+
+    def declare(self, annotation: Any) -> None:
+        """Values of these types may be stored and built."""
+        ...
+
+    def tell_changed(self, key: str, name: str, before: str, now: str) -> None:
+        """A call was found with other arguments than it was made with."""
+        ...
+
+    def show(self, kind: str, **fields: Any) -> None:
+        """Show something to whoever watches, before it is durable."""
+        ...
+
+    async def look(self) -> None:
+        """Ask for the mail."""
+        ...
+
+    async def post(self, kind: str, key: str) -> bool:
+        """Post mail to this very run; False when the key was used before."""
+        ...
 
 
 class StepScope:
-    """The Scope of one live run."""
+    """The Scope of one attempt."""
 
-    def __init__(self, lanes: Lanes) -> None:
-        self._lanes = lanes
-        self._lane: Lane | None = None
-        self.interruptible = True
-        """Whether the code under way can be cancelled at its await; a thread cannot."""
+    __slots__ = ("busy", "closed", "host", "loop", "number", "pid", "root", "tasks", "waits")
 
-    async def perform(self, step: Step[..., Any], *args: Any) -> Any:
+    def __init__(self, host: Host, number: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.host, self.number, self.loop, self.pid = host, number, loop, _PID
+        self.closed = False
+        self.root = Frame(self, f"{number}/")
+        self.busy = 0
+        """How many calls are under way that do not themselves wait for something from outside."""
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.waits: Waits | None = None
+
+    # What flows ask for
+
+    async def perform(self, step: Work, *args: Any) -> Any:
         """The result of the step's function."""
-        if step.is_async:
-            self.give_lane_back()
-            return await _carried(step.fn(*args))
-        self.interruptible = False
+        if step.on_doubt == "retry":
+            return await self.host.hands.do_step(step, args, self.root)
+        # Its effect must not be repeated unasked, so it is journaled as a call is. The runner retries it.
+        place = self.root.take(step.called, self.digest(args), None)
+        making = Calling(self, place, step, args, {}, retries=False)
+        making.pack = lambda value: pack_outcome(value, args[-1] if args else None)
+        making.unpack = unpack_outcome
+        return await making.result()
+
+    # What verbs ask for
+
+    def context(self, frame: Frame) -> RunContext:
+        """What `current_run()` gives in that frame."""
+        return self.host.context(frame)
+
+    def digest(self, arguments: Any) -> str | None:
+        """What tells these arguments from others; None when they cannot be encoded."""
         try:
-            result = await (self._in_lane(step, args) if step.executor is None else self._in_executor(step, args))
-        finally:
-            self.interruptible = True
-        return await _carried(result) if inspect.isawaitable(result) else result
+            return digest(self.host.codec.encode(arguments, path="arguments"))
+        except StateError:
+            return None
 
-    async def _in_executor(self, step: Step[..., Any], args: tuple[Any, ...]) -> Any:
-        self.give_lane_back()
+    async def call(
+        self, place: Place, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any], lane: Any = None
+    ) -> Any:
+        """The result of the function: found in the journal, or made and journaled."""
+        self.joined()
+        return await Calling(self, place, work, args, kwargs, lane=lane).result()
+
+    def lane(self) -> Lane:
+        """What the calling thread serves to do the work of a call itself."""
+        return Lane(own_thread=False)
+
+    async def wait(self, place: Place, body: dict[str, Any], declared: Any, default: Any) -> Any:
+        """What the run waits for: an answer, a message, a moment, a child's result."""
+        self.joined()
+        return await self.waiting().wait(place, body, declared, default)
+
+    def waiting(self) -> Waits:
+        """The waits of this attempt."""
+        if self.waits is None:
+            self.waits = Waits(self)
+        return self.waits
+
+    async def hold(self, place: Place) -> None:
+        """Begin nothing more when the run is to leave and its whole body is journaled."""
+        if self.host.holds_calls:
+            await self.waiting().hold(place)
+
+    def emit(self, frame: Frame, name: str, data: Any) -> Callable[[], Coroutine[Any, Any, None]]:
+        """Add a chunk to the stream; what it gives waits while too many are unwritten."""
+        tree = self.host.codec.encode(data, path=f"chunk {name!r}")
+        at = frame.stream
         try:
-            return await asyncio.get_running_loop().run_in_executor(step.executor, call_in_executor, step, *args)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            raise StepRaised(error) from None
-
-    async def _in_lane(self, step: Step[..., Any], args: tuple[Any, ...]) -> Any:
-        if self._lane is None:
-            self._lane = await self._lanes.acquire()
-        try:
-            fine, value = await self._lane.submit(step.fn, args)
-        except asyncio.CancelledError:
-            # Given up: the thread goes on by itself, its late result finds nobody.
-            self.give_lane_back(reusable=False)
-            raise
-        if not fine:
-            raise StepRaised(value)
-        return value
-
-    def give_lane_back(self, *, reusable: bool = True) -> None:
-        """Let other runs have the thread."""
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            self._lanes.release(lane, reusable=reusable)
-
-
-async def _carried(work: Awaitable[T]) -> T:
-    """What the step's own coroutine returns; what it raises comes out as StepRaised.
-
-    A SystemExit or KeyboardInterrupt that leaves a task would end the loop, and with it every other run.
-    """
-    try:
-        return await work
-    except asyncio.CancelledError:
-        raise  # asked for by the runtime, or the step's own: the runner tells them apart
-    except GeneratorExit as error:
-        try:
-            asyncio.get_running_loop()
+            on_loop = asyncio.get_running_loop() is self.loop
         except RuntimeError:
-            raise error from None  # not the step's: the loop is gone and the coroutine is being closed
-        raise StepRaised(error) from None
-    except BaseException as error:
-        raise StepRaised(error) from None
+            on_loop = False
+        if on_loop:
+            self._emit(at, name, tree)
+        else:
+            self.loop.call_soon_threadsafe(self._emit, at, name, tree)
+        return self._breathe
 
+    def _emit(self, path: str, name: str, tree: Tree) -> None:
+        if self.closed:
+            return
+        host = self.host
+        chunk, superseded = host.journal.emits(path, name, tree)
+        if superseded:
+            host.notes.put(Kind.SUPERSEDED, {"seqs": superseded}, soon=False)
+        if chunk is None:
+            return
 
-def call_in_executor(step: Step[..., Any], *args: Any) -> Any:
-    """What the step returns. A future cannot carry StopIteration: whoever waits for it would wait for ever."""
-    try:
-        return step(*args)
-    except StopIteration as error:
-        raise RuntimeError("the step raised StopIteration") from error
+        def written(seq: int | HoldfastError) -> None:
+            if isinstance(seq, int):
+                chunk.seq = seq
 
+        host.notes.put(Kind.EMITTED, {"name": name, "data": tree, "path": path}, written=written, soon=False)
+        host.show("emitted", data={"name": name, "data": tree})
 
-async def within(seconds: float, step: str, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, or StepTimeoutError; work that swallows its cancellation is left behind."""
-    task = asyncio.ensure_future(work)
-    try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-    except asyncio.CancelledError:
-        await _abandon(task)
-        raise
-    if not done:
-        await _abandon(task)
-        raise StepTimeoutError(step, seconds)
-    return task.result()
+    async def _breathe(self) -> None:
+        self.check_open()
+        await (self.host.notes.settle() if self.host.notes.crowded else asyncio.sleep(0))
 
+    def child_id(self, place: Place) -> str:
+        """The id that a child spawned at that place has by default."""
+        run = self.host.writer.run
+        return f"{run[:100]}.{self.host.context(Frame(self, None, place.frame, call=place.key)).idempotency_key[:12]}"
 
-async def _abandon(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    # A moment for `finally` blocks; whatever the task still does after that no longer counts.
-    await asyncio.wait({task}, timeout=0.5)
-    task.add_done_callback(lambda t: t.cancelled() or t.exception())
+    async def spawn(self, place: Place, flow: Any, input: Any, id: str) -> None:
+        """Return when the child run exists."""
+        self.joined()
+        if self.host.journal.find(place.key) is not None:
+            return  # it was waited for before, so it exists
+        self.busy += 1
+        try:
+            await self.uncut(self.host.children.ensure(flow, input, id, self.host.writer.run))
+        finally:
+            self.busy -= 1
+            self.look_around()
+
+    # What is under way
+
+    def joined(self) -> None:
+        """The calling task takes part in the attempt: it is cancelled when the attempt is let go."""
+        self.check_open()
+        task = asyncio.current_task()
+        if task is not None and task not in self.tasks:
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    def check_open(self) -> None:
+        """Raises when the attempt is over: what is left of its code is to unwind."""
+        if self.closed:
+            raise asyncio.CancelledError("this attempt is over: the run was let go, timed out, or was taken over")
+
+    def began(self, frame: Frame) -> None:
+        """A call whose function has this frame is under way."""
+        frame.running = True
+        self.busy += 1
+
+    def ended(self, frame: Frame) -> None:
+        """It is not any more."""
+        frame.running = False
+        if not frame.parked:
+            self.busy -= 1
+        self.look_around()
+
+    def parked(self, frame: Frame, by: int) -> None:
+        """A wait was parked in this frame, or taken out of it: the calls around it wait with it."""
+        above: Frame | None = frame
+        while above is not None:
+            before, above.parked = above.parked, above.parked + by
+            if above.running and not (before and above.parked):
+                self.busy += 1 if before else -1
+            above = above.parent
+        self.look_around()
+
+    def look_around(self) -> None:
+        """Something has changed that may leave the run with nothing to do but wait."""
+        if self.waits is not None and not self.closed:
+            self.waits.look_around()
+
+    async def uncut(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """The result of work that is done to its end, also when whoever waits for it is cancelled meanwhile."""
+        task = asyncio.ensure_future(work)
+        cut = False
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError:
+                cut = True
+        if cut:
+            task.exception()
+            raise asyncio.CancelledError
+        return task.result()
+
+    def close(self) -> None:
+        """The attempt is over."""
+        self.closed = True
+        if self.waits is not None:
+            self.waits.close()
+
+    def cancel_tasks(self, but: asyncio.Task[Any] | None) -> None:
+        """Cancel what is still under way of a closed attempt."""
+        for task in list(self.tasks):
+            if task is not but and not task.done():
+                task.cancel()

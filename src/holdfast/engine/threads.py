@@ -17,13 +17,14 @@ _Job = tuple[contextvars.Context, Callable[..., Any], tuple[Any, ...], "asyncio.
 
 
 class Lane:
-    """One thread that does jobs one after the other."""
+    """One thread that does jobs one after the other: its own, or one that calls `serve`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, own_thread: bool = True) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="holdfast-step", daemon=True).start()
+        if own_thread:
+            threading.Thread(target=self.serve, name="holdfast-step", daemon=True).start()
 
-    def submit(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> asyncio.Future[tuple[bool, Any]]:
+    def submit(self, fn: Callable[..., Any], *args: Any) -> asyncio.Future[tuple[bool, Any]]:
         """(True, what `fn` returned) or (False, what it raised), whatever that is."""
         future: asyncio.Future[tuple[bool, Any]] = asyncio.get_running_loop().create_future()
         self._jobs.put((contextvars.copy_context(), fn, args, future))
@@ -33,7 +34,8 @@ class Lane:
         """End the thread after the job it is at."""
         self._jobs.put(None)
 
-    def _run(self) -> None:
+    def serve(self) -> None:
+        """Do jobs on the calling thread until the lane is retired."""
         while (job := self._jobs.get()) is not None:
             context, fn, args, future = job
             try:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from holdfast.core.codec import dumps, loads
 from holdfast.core.events import events_of
 from holdfast.core.ids import check_id, new_id, parse_ref, storable
+from holdfast.core.journal import Journal
 from holdfast.core.transitions import ENDED, HINTS, UNOWNED, Act, Situation, act, situation
 from holdfast.engine.engine import Engine
 from holdfast.engine.listing import encode_metadata
@@ -25,17 +26,11 @@ from holdfast.engine.refusals import ended_error, refused
 from holdfast.engine.writer import RunWriter
 from holdfast.errors import (
     HoldfastError,
-    InputChangedError,
-    NotACheckpointError,
-    RunExistsError,
-    RunInterruptedError,
     RunNotFoundError,
     RunOwnedError,
-    RunWaitingError,
     StepMissingError,
     UsageError,
     VerbRefusedError,
-    WrongFlowError,
 )
 from holdfast.flows.base import Flow
 from holdfast.model import Claim, Head, Kind, Mail, Posted, Query, RunStatus
@@ -83,7 +78,8 @@ class Verbs:
         )
         return engine.admit(head, writer, entries=writer.written)
 
-    def _digest(self, flow: Flow[Any], input: Any) -> str:
+    def digest(self, flow: Flow[Any], input: Any) -> str:
+        """What tells this input of the flow from others."""
         return digest_of(self._engine.registry.codec(flow.name).encode(input, path="input"))
 
     async def fork(
@@ -98,9 +94,7 @@ class Verbs:
         engine = self._engine
         source, seq = parse_ref(ref)
         head = await self._head(source)
-        point = await self._reader.point(head, seq)
-        if point is None:
-            raise NotACheckpointError(source, seq or 0, await self._reader.nearest(head, seq or 0))
+        point, at = await self._reader.place(head, seq)
         if engine.registry.has(head.flow):
             self._check_step(source, engine.registry.flow(source, head.flow)[0], point.cursor)
         info = msgspec.json.decode(head.info, type=Info)
@@ -120,86 +114,18 @@ class Verbs:
             digest=digest,
             metadata=head.metadata if metadata is None else encode_metadata(metadata),
             parent=head.parent,
-            origin=f"{source}@{point.seq}",
+            origin=f"{source}@{at}",
+            journal=point.extra.get("journal"),
             shape=(info.total, info.steps),
         )
         if engine.registry.has(head.flow):
-            return new_head, engine.drive(engine.admit(new_head, writer, entries=writer.written))
+            journal = Journal.of(new_head.id, writer.written)
+            return new_head, engine.drive(engine.admit(new_head, writer, entries=writer.written, journal=journal))
         with engine.custody.giving_up(writer):
             await writer.release()
         return new_head, None
 
     # Going on
-
-    async def run(
-        self,
-        flow: Flow[Any],
-        input: Any,
-        run: str | None,
-        metadata: dict[str, Any] | None,
-        parent: str | None,
-        until: Literal["ended", "settled"],
-    ) -> Any:
-        """Start the run, continue it, or give its result."""
-        if until not in ("ended", "settled"):
-            raise UsageError(f"until={until!r}: it is 'ended' or 'settled'")
-        self._engine.registry.add(flow)
-        if run is None:
-            return await self.outcome(await self.start(flow, input, run, metadata, parent))
-        check_id(run)
-        while True:
-            head = await self._reader.head(run)
-            if head is None:
-                try:
-                    return await self.outcome(await self.start(flow, input, run, metadata, parent))
-                except RunExistsError:
-                    continue  # somebody else was quicker: join
-            if head.flow != flow.name:
-                raise WrongFlowError(run, head.flow, flow.name)
-            if input is not MISSING and self._digest(flow, input) != msgspec.json.decode(head.info, type=Info).digest:
-                raise InputChangedError(run)
-            return await self.follow(run, until=until)
-
-    async def follow(self, run: str, *, until: Literal["ended", "settled"] = "ended") -> Any:
-        """The result of a run, wherever it is driven; taken up here when nobody has it."""
-        token = 0
-        while True:
-            live = self._engine.live.get(run)
-            if live is not None:
-                return await self.outcome(live)
-            if self._engine.closing:
-                raise RunInterruptedError(run)  # whoever has it goes on with it; nothing is taken up here any more
-            head = await self._head(run)
-            where = situation(head)
-            match act("run", where):
-                case Act.RESULT:
-                    return await self._reader.result(head)
-                case Act.RAISE:
-                    raise ended_error(head)
-                case Act.TAKE if not self._engine.closing:
-                    try:
-                        return await self.outcome(await self._engine.to_its_end(self._take(run)))
-                    except (RunOwnedError, VerbRefusedError):
-                        continue  # somebody else was quicker
-                case _:
-                    if where is Situation.WAITING and until == "settled":
-                        raise RunWaitingError(run, head.waiting_for)
-                    token = await self._engine.wait_change(run, token, _LOOK_AGAIN)
-
-    async def result(self, run: str, *, raw: bool) -> Any:
-        """The result of a completed run; raises what it has come to otherwise."""
-        head = await self._head(run)
-        where = situation(head)
-        if where is Situation.COMPLETED:
-            return await self._reader.result(head, raw=raw)
-        raise RunOwnedError(run, head.owner) if where is Situation.LIVE else ended_error(head)
-
-    async def outcome(self, live: LiveRun) -> Any:
-        """What a run that is live here comes to. Giving up the wait does not stop the run."""
-        outcome = await live.done.wait()
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome.result
 
     async def resume(self, ref: str) -> LiveRun:
         """Go on from the latest checkpoint."""
@@ -218,8 +144,11 @@ class Verbs:
                 await self._reopen(writer, overruled)
         return await self._engine.take(_without(claim, overruled), writer)
 
-    async def _take(self, run: str) -> LiveRun:
+    async def take(self, run: str) -> LiveRun:
         """Go on with a run that nobody drives, and with what was asked of it before."""
+        return await self._engine.to_its_end(self._take(run))
+
+    async def _take(self, run: str) -> LiveRun:
         claim = await self._claim("run", run)
         return await self._engine.take(claim, await self._writer(claim))
 
@@ -235,14 +164,14 @@ class Verbs:
     async def _rewind(self, ref: str) -> LiveRun:
         run, seq = parse_ref(ref)
         head = await self._head(run)
-        point = await self._reader.point(head, seq)
-        if point is None:
-            raise NotACheckpointError(run, seq or 0, await self._reader.nearest(head, seq or 0))
+        point, to = await self._reader.place(head, seq)
         claim = await self._claim("rewind", run, next_step=point.cursor)
         writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, None)
         overruled = _overruled(claim)
         with self._engine.custody.giving_up(writer):
-            await writer.rewind(point, take=overruled)
+            # Messages that came in since are not lost: what the new branch receives are the same ones.
+            pending = (*point.pending, *await self._reader.signals(run, point.seq))
+            await writer.rewind(point, to=to, pending=pending, take=overruled)
         self._show_last(writer)
         # Attempts that failed on the branch before do not count on this one.
         claim = replace(_without(claim, overruled), entries=tuple(writer.written))
@@ -280,6 +209,8 @@ class Verbs:
         if act(verb, situation(replace(claim.head, owned=False))) is not Act.APPLY:
             await self._engine.custody.give_back(claim)
             return False
+        if verb == "cancel":
+            await self._engine.children.cancel(run, reason)
         kind, status = _MARKS[verb]
         body = {"reason": reason} if verb == "cancel" else {}
         taken = tuple(mail.id for mail in claim.mail if mail.kind in ("pause", "cancel"))

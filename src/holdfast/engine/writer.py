@@ -10,7 +10,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.core.checksum import seal
 from holdfast.core.codec import Tree, dumps, may_hold_marks
-from holdfast.core.history import Point, Segment
+from holdfast.core.history import Point, Segment, Signal
 from holdfast.core.transitions import ENDED, check_transition
 from holdfast.engine.committer import Committer
 from holdfast.errors import OwnershipLostError, RunExistsError, StoreError
@@ -38,11 +38,16 @@ class RunWriter:
         self.run, self.owner, self.fence = head.id, head.owner, head.fence
         self.status, self.attempt, self.seq, self.floor = head.status, head.attempt, head.seq, head.floor
         self.started_at = head.started_at
+        self._waited = head.waiting_for is not None
         self.tree: Tree = None if point is None else point.tree
         self.cursor: dict[str, Any] = msgspec.json.decode(head.cursor) if point is None else point.cursor
         self.branch = 0 if point is None else point.branch
         self.checkpoint_seq = 0 if point is None else point.seq
         self.segment = Segment(head.base, 0)
+        self.beside = 0
+        """Bytes that calls, waits and chunks have added to the log since the segment began."""
+        self.pending: tuple[Signal, ...] = ()
+        """The messages in the log that nobody has received yet."""
         if point is not None:
             self.segment = Segment(point.base, point.written, plain=point.plain)
         self.marks_due: list[Mark] = []
@@ -68,10 +73,12 @@ class RunWriter:
         status: RunStatus | None = None,
         take: tuple[int, ...] = (),
         drop_history: bool = False,
+        advances: bool = False,
         **fields: Any,
     ) -> tuple[Mail, ...]:
         """Commit the progress and the marks together; gives the mail that waits for the run.
 
+        `advances` says that the marks are progress as well: the run is running, and not in a crash loop.
         A status other than running gives the run up as well. When this raises StoreError, nothing is
         known to have been written; OwnershipLostError says that another owner has it, and nothing was.
         """
@@ -83,7 +90,9 @@ class RunWriter:
         rebase = _last_checkpoint(entries) if drop_history else None
         if rebase is not None:
             fields["floor"] = rebase.seq
-        change = self._change(fields, status, progress, segment, now)
+        change = self._change(
+            fields, status, segment, now, advances=advances or progress is not None, stepped=progress is not None
+        )
         commit = Commit(
             run=self.run,
             owner=self.owner,
@@ -105,7 +114,14 @@ class RunWriter:
             # A commit that failed had reached the disk after all: count it, and write what is new.
             progress = await self._settle_doubt(progress)
             return await self.write(
-                marks, progress=progress, extra=extra, status=status, take=take, drop_history=drop_history, **given
+                marks,
+                progress=progress,
+                extra=extra,
+                status=status,
+                take=take,
+                drop_history=drop_history,
+                advances=advances,
+                **given,
             )
         if reply.refused is not None:
             self.closed = self.given_up = True
@@ -132,14 +148,24 @@ class RunWriter:
             return progress
         return Progress(progress.tree, progress.cursor, progress.steps[len(landed.progress.steps) :])
 
-    async def rewind(self, point: Point, *, take: tuple[int, ...] = ()) -> None:
-        """Begin a new branch at an older checkpoint: durable, and the run goes on from there."""
+    async def rewind(self, point: Point, *, to: int, pending: Sequence[Signal], take: tuple[int, ...] = ()) -> None:
+        """Begin a new branch at an older checkpoint, or at a call behind it: durable, and the run goes on there."""
         check_transition(self.status, RunStatus.RUNNING)
         seq = self.seq + 1
-        body = dumps({"state": point.tree, "branch": seq, "to": point.seq})
+        kept = {"journal": point.extra["journal"]} if "journal" in point.extra else {}
+        if pending:
+            kept["pending"] = pending
+        body = dumps({"state": point.tree, "branch": seq, "to": to, **kept})
         entry = seal(self.run, seq, Kind.REWOUND, self.fence, self._clock.now(), dumps(point.cursor), body)
         change = HeadChange(
-            status=RunStatus.RUNNING, base=seq, attempt=1, error=None, ended_at=None, expires_at=None, waiting_for=None
+            status=RunStatus.RUNNING,
+            base=seq,
+            attempt=1,
+            error=None,
+            ended_at=None,
+            expires_at=None,
+            waiting_for=None,
+            wake_at=None,
         )
         commit = Commit(run=self.run, owner=self.owner, fence=self.fence, entries=(entry,), change=change, take=take)
         reply = await self._committer.commit(commit)
@@ -147,6 +173,7 @@ class RunWriter:
             raise OwnershipLostError(self.run, self.fence)
         self._count(_Landed([entry], change, None, Segment(seq, len(body), len(body))))
         self.tree, self.cursor, self.branch, self.checkpoint_seq = point.tree, point.cursor, seq, seq
+        self.pending, self.beside = tuple(pending), 0
 
     async def release(self) -> None:
         """Give the run up as it stands. A refusal means that somebody else has it already."""
@@ -185,7 +212,16 @@ class RunWriter:
         if progress is not None:
             extra = {"steps": progress.steps, **extra}
             seq = self.seq + len(entries) + 1
-            body, segment = segment.next(seq, self.tree, progress.tree, self.branch, extra, whole=whole)
+            body, segment = segment.next(
+                seq,
+                self.tree,
+                progress.tree,
+                self.branch,
+                extra,
+                beside=self.beside,
+                pending=self.pending,
+                whole=whole,
+            )
             entries.append(seal(run, seq, Kind.CHECKPOINT, fence, now, cursor, body))
         for kind, mark in marks:
             entries.append(seal(run, self.seq + len(entries) + 1, kind, fence, now, cursor, dumps(mark)))
@@ -195,12 +231,14 @@ class RunWriter:
         self,
         fields: dict[str, Any],
         status: RunStatus | None,
-        progress: Progress | None,
         segment: Segment,
         now: float,
+        *,
+        advances: bool,
+        stepped: bool,
     ) -> HeadChange | None:
         """The head is touched only when something of it changes: that spares most steps a second write."""
-        if status is None and progress is not None and self.status not in (RunStatus.RUNNING, RunStatus.PENDING):
+        if status is None and advances and self.status not in (RunStatus.RUNNING, RunStatus.PENDING):
             status = RunStatus.RUNNING
         if status is not None and status != self.status:
             check_transition(self.status, status)
@@ -210,14 +248,23 @@ class RunWriter:
             fields["ended_at"] = now if status in ENDED else None
         elif status is not None and self.started_at is None:
             fields["started_at"] = now
-        if progress is not None and self.attempt != 1:
+        if advances and self.attempt != 1:
             fields.setdefault("attempt", 1)
+        if self.status == RunStatus.WAITING and "status" in fields:
+            fields.setdefault("wake_at", None)
+        if self._waited and (stepped or status in ENDED):
+            fields.setdefault("waiting_for", None)
         if segment.base != self.segment.base:
             fields["base"] = segment.base
         return HeadChange(**fields) if fields else None
 
     def _count(self, landed: _Landed) -> None:
         """What was written is now what the store holds."""
+        for entry in landed.entries:
+            if entry.kind != Kind.CHECKPOINT:
+                self._count_beside(entry)
+        if landed.segment.base != self.segment.base:
+            self.beside = 0
         self.written, self.segment = landed.entries, landed.segment
         self.marks_due, self.fields_due = [], {}
         if landed.entries:
@@ -231,8 +278,19 @@ class RunWriter:
         for name in ("status", "attempt", "floor", "started_at"):
             if name in changes:
                 setattr(self, name, changes[name])
+        if "waiting_for" in changes:
+            self._waited = changes["waiting_for"] is not None
         if "owner" in changes:
             self.closed = self.given_up = True
+
+    def _count_beside(self, entry: Entry) -> None:
+        self.beside += len(entry.body)
+        if entry.kind == Kind.SIGNAL:
+            body = msgspec.json.decode(entry.body)
+            self.pending = (*self.pending, Signal(entry.seq, body["topic"], body["data"]))
+        elif entry.kind == Kind.RECEIVED:
+            received = msgspec.json.decode(entry.body)["signal"]
+            self.pending = tuple(signal for signal in self.pending if signal.seq != received)
 
 
 class _Landed(msgspec.Struct, gc=False):

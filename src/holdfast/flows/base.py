@@ -6,30 +6,26 @@ A flow is anything that can start and advance. It knows nothing of stores, lease
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 import msgspec
 
-from holdfast.context import Scope
+from holdfast.context import Scope, here
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
-from holdfast.errors import UsageError
+from holdfast.errors import WrongKindError
+from holdfast.inside import call_async, call_blocking, on_loop
+from holdfast.work import OnDoubt, Work
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 NO_RESULT: Any = object()
-
-
-def check_name(what: str, name: object) -> str:
-    """The name itself. Raises UsageError for what cannot be stored and shown verbatim."""
-    if type(name) is not str or not 0 < len(name) <= 200 or any("\ud800" <= char <= "\udfff" for char in name):
-        raise UsageError(f"the name of {what} is a text of 1 to 200 characters, not {ascii(name)[:80]}")
-    return name
+KEEP: Any = object()
+"""In the place of a state: it is as it was before the step, whatever was done to the copy."""
 
 
 class Position(msgspec.Struct, gc=False):
@@ -91,8 +87,25 @@ class End(Generic[R]):
         self.result = result
 
 
-class Step(Generic[P, R]):
-    """A function with a name, retries and a timeout. Called outside a run it is that function."""
+def pack_outcome(value: Any, state: Any) -> Any:
+    """What is stored of what a step returned, so that nothing of it is lost: an end is told from a state."""
+    if isinstance(value, End):
+        return ("end", value.result)
+    return ("state", state if value is None else value)
+
+
+def unpack_outcome(packed: Any) -> Any:
+    """What the step returned."""
+    kind, value = packed
+    return End(value) if kind == "end" else value
+
+
+class Step(Work, Generic[P, R]):
+    """A function with a name, retries and a timeout.
+
+    Called inside a run it is a journaled call: done once, its result durable before the next line. Called
+    outside of one it is that function.
+    """
 
     def __init__(
         self,
@@ -101,30 +114,49 @@ class Step(Generic[P, R]):
         name: str | None = None,
         retry: RetryPolicy | None = None,
         timeout: float | None = None,
+        on_doubt: OnDoubt = "retry",
         executor: Executor | None = None,
+        key: str | None = None,
     ) -> None:
-        if not callable(fn):
-            raise UsageError(f"a step is a function, not {fn!r}")
-        self.fn, self.retry, self.timeout, self.executor = fn, retry, timeout, executor
-        self.is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
-        if self.is_async and executor is not None:
-            raise UsageError(f"step {name or fn!r}: an executor runs def functions, not async ones")
-        if timeout is not None and (type(timeout) not in (int, float) or not timeout > 0):
-            raise UsageError(f"step {name or fn!r}: timeout={timeout!r} must be a number of seconds, more than 0")
-        if retry is not None and not isinstance(retry, RetryPolicy):
-            raise UsageError(
-                f"step {name or fn!r}: retry={retry!r} must be a RetryPolicy, e.g. RetryPolicy(attempts=3)"
-            )
-        if executor is not None and not hasattr(executor, "submit"):
-            raise UsageError(f"step {name or fn!r}: executor={executor!r} must be a concurrent.futures.Executor")
-        if name is not None:
-            check_name("a step", name)
+        super().__init__(fn, name=name, retry=retry, timeout=timeout, on_doubt=on_doubt, executor=executor, key=key)
+        own = vars(self).copy()
         functools.update_wrapper(self, fn)
-        own = getattr(fn, "__name__", None)
-        self.name = name or (own if own and own != "<lambda>" else None)
+        vars(self).update(own)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.fn(*args, **kwargs)
+        frame = here()
+        if frame is None:
+            return cast(R, self.fn(*args, **kwargs))
+        if self.is_async != on_loop(frame):
+            raise WrongKindError(_WRONG_KIND[self.is_async].format(name=self.called))
+        if self.is_async:
+            return cast(R, call_async(self, args, kwargs))
+        return cast(R, call_blocking(self, args, kwargs))
+
+    def options(
+        self,
+        *,
+        key: str | None = None,
+        on_doubt: OnDoubt | None = None,
+        timeout: float | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> Step[P, R]:
+        """The same step with other options for one call: `search.options(key="a", timeout=5)(url)`."""
+        changed: Step[P, R] = Step(
+            cast(Callable[P, R], self.fn),
+            name=self.name,
+            retry=self.retry if retry is None else retry,
+            timeout=self.timeout if timeout is None else timeout,
+            on_doubt=self.on_doubt if on_doubt is None else on_doubt,
+            executor=self.executor,
+            key=self.key if key is None else key,
+        )
+        changed.origin = self.origin
+        return changed
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        # A step that is declared in a class is its method.
+        return self if instance is None else functools.partial(self, instance)
 
     def __reduce__(self) -> str:
         # By reference, so that a process pool finds the same step by its module and name.
@@ -133,13 +165,12 @@ class Step(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<step {self.name or 'anonymous'}>"
 
-    @property
-    def returns(self) -> Any:
-        """The declared type of what the step returns; None when there is none."""
-        try:
-            return inspect.get_annotations(inspect.unwrap(self.fn), eval_str=True).get("return")
-        except (NameError, TypeError, SyntaxError):
-            return None
+
+_WRONG_KIND = {
+    True: "step {name!r} is async, and this is a def body in a thread. Use holdfast.blocking.call({name}, ...) here.",
+    False: "step {name!r} is a def function, which would stop the event loop that this async body runs on. Use "
+    "`await call({name}, ...)` here: it runs in a thread.",
+}
 
 
 @overload
@@ -150,6 +181,7 @@ def step(
     name: str | None = None,
     retry: RetryPolicy | None = None,
     timeout: float | None = None,
+    on_doubt: OnDoubt = "retry",
     executor: Executor | None = None,
 ) -> Callable[[Callable[P, R]], Step[P, R]]: ...
 
@@ -161,17 +193,21 @@ def step(
     name: str | None = None,
     retry: RetryPolicy | None = None,
     timeout: float | None = None,
+    on_doubt: OnDoubt = "retry",
     executor: Executor | None = None,
 ) -> Step[P, R] | Callable[[Callable[P, R]], Step[P, R]]:
     """Make a step of a function, `def` or `async def`; `@step` and `@step(...)` both work.
 
     `timeout` is in seconds and counts for each attempt. A thread cannot be stopped: after the timeout of a
-    `def` step its late result is refused, but it may still be running beside the next attempt. `executor` is
-    any concurrent.futures.Executor that a `def` step is to run in.
+    `def` step its late result is refused, but it may still be running beside the next attempt. `on_doubt`
+    says what to do when the process died in it: "retry", "fail", or "ask" a person whether it was done.
+    `executor` is any concurrent.futures.Executor that a `def` step is to run in.
     """
     if fn is not None:
         return Step(fn)
-    return lambda function: Step(function, name=name, retry=retry, timeout=timeout, executor=executor)
+    return lambda function: Step(
+        function, name=name, retry=retry, timeout=timeout, on_doubt=on_doubt, executor=executor
+    )
 
 
 def as_step(value: Callable[..., Any] | Step[..., Any]) -> Step[..., Any]:

@@ -8,8 +8,9 @@ from typing import Any, Generic, TypeVar, overload
 from holdfast.context import Scope
 from holdfast.core.policy import CheckpointPolicy, check_policy
 from holdfast.errors import UsageError
-from holdfast.flows.base import AdvanceFn, End, Position, Step, as_step, check_name
+from holdfast.flows.base import AdvanceFn, End, Position, Step, as_step
 from holdfast.flows.input import fit_input
+from holdfast.work import check_name
 
 S = TypeVar("S")
 

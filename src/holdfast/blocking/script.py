@@ -1,0 +1,95 @@
+"""A run in one blocking call, for scripts: with signals that hand it back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, Unpack
+
+import holdfast.runtime as face
+from holdfast.engine.verbs import MISSING
+from holdfast.errors import UsageError
+from holdfast.flows.base import Flow
+from holdfast.store.base import Store
+
+log = logging.getLogger("holdfast")
+
+R = TypeVar("R")
+
+
+def run(
+    flow: Flow[R],
+    input: Any = MISSING,
+    *,
+    id: str | None = None,
+    store: str | os.PathLike[str] | Store | None = MISSING,
+    metadata: dict[str, Any] | None = None,
+    **settings: Unpack[face.Settings],
+) -> R:
+    """The result of a run in one blocking call, for scripts: started, continued, or read.
+
+    The first Ctrl-C or SIGTERM gives the step under way `grace` seconds to finish and hands the run back,
+    the second one at once; both raise RunInterruptedError, and the same call goes on later. A run that
+    waits for something from outside raises RunWaitingError instead of keeping the script waiting.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run_with_signals(flow, input, id=id, store=store, metadata=metadata, **settings))
+    raise UsageError(
+        "holdfast.run blocks, and an event loop is running here (as in a notebook). Use `await rt.run(...)` inside "
+        "`async with Runtime(...) as rt`, or holdfast.blocking.Runtime."
+    )
+
+
+async def run_with_signals(
+    flow: Flow[R],
+    input: Any,
+    *,
+    id: str | None,
+    store: str | os.PathLike[str] | Store | None,
+    metadata: dict[str, Any] | None,
+    **settings: Unpack[face.Settings],
+) -> R:
+    """What `run` does, on a loop of its own."""
+    runtime = face.Runtime(store, **settings)
+    async with runtime, handing_back_on_signals(runtime, _say_what_happens):
+        return await runtime.run(flow, input, id=id, metadata=metadata, until="settled")
+
+
+def _say_what_happens(number: signal.Signals) -> None:
+    log.warning("holdfast: %s: the step under way may finish; once more hands the run back at once", number.name)
+
+
+@asynccontextmanager
+async def handing_back_on_signals(
+    runtime: face.Runtime, on_signal: Callable[[signal.Signals], None] | None = None
+) -> AsyncIterator[None]:
+    """While inside, SIGINT and SIGTERM close the runtime: after the step under way, the second time at once.
+
+    `on_signal` is told each one before that.
+    """
+    loop, closing = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    def close(number: signal.Signals) -> None:
+        runtime._stop_soon()  # before anybody is told: closing takes turns of the loop, in which a step could begin
+        if on_signal is not None:
+            on_signal(number)
+        closing.add(loop.create_task(runtime.close()))
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    in_main = threading.current_thread() is threading.main_thread()
+    for number in signals if in_main else ():
+        loop.add_signal_handler(number, close, number)
+    try:
+        yield
+    finally:
+        if closing:
+            await asyncio.wait(closing)
+        for number in signals if in_main else ():
+            loop.remove_signal_handler(number)

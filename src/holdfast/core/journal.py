@@ -1,0 +1,262 @@
+"""What was already done inside the step that is under way, found again by its key.
+
+    key     = scope + name + occurrence in that scope         0/fetch:1     0/fetch=page-7
+    scope   = the body of a step                              0/
+              a task started in it, named by its first call   0/fetch(5f2a90c1)/
+              the function of a call                          0/fetch:1/
+
+The body is named by its step's number, so that a step whose save was skipped by policy finds its own calls
+again. A task is named by the name and the arguments of its first call, so that gathered branches find
+their own results in whatever order they start or end.
+
+The bodies of the entries, each with `key`, `name`, `args` (a digest, or null) and `of`, the seq of the
+checkpoint that the step began with:
+
+    intent    {"on_doubt"}                        the call begins; no result behind it means that it is in doubt
+    call      {"result"} {"error"} {"abandoned"}  how it ended, as the code that made it saw it
+    wait      {"wait": "ask" | "receive" | "sleep" | "child", "until", ...}
+    received  {"signal": seq, "topic", "result"}  a message was handed to a `receive`
+    answer    {"ask", "result"}                   an answer was handed to an `ask`
+
+and of those without a key:
+
+    signal      {"topic", "data"}                 a message came in
+    emitted     {"name", "data", "path"}          a chunk of a stream
+    superseded  {"seqs"}                          chunks of an attempt that went another way the next time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.core.codec import Tree, canonical
+from holdfast.core.history import read_body
+from holdfast.model import CHECKPOINT_KINDS, RESULT_KINDS, Entry, Kind
+
+Ended = Literal["result", "error", "abandoned", "timed_out"]
+_ENDS: tuple[Ended, ...] = ("result", "error", "abandoned", "timed_out")
+
+
+class Record(msgspec.Struct, gc=False):
+    """What the log says of one call or wait."""
+
+    key: str
+    kind: str
+    seq: int
+    body: dict[str, Any]
+
+    @property
+    def ended(self) -> Ended | None:
+        """How it came to its end; None for an intent or a wait without one."""
+        return next((how for how in _ENDS if how in self.body), None)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it began and nobody knows whether it was done."""
+        return self.kind == Kind.INTENT or bool(self.body.get("doubt"))
+
+
+class Journal:
+    """The calls, waits and chunks of the steps behind the last checkpoint."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Record] = {}
+        self._asked: set[str] = set()
+        self._chunks: dict[str, list[Chunk]] = {}
+        self._reached: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, run: str, entries: Iterable[Entry]) -> Journal | None:
+        """What a stretch of (verified) log holds behind its last checkpoint; None when that is nothing."""
+        entries = list(entries)
+        journal, start = cls(), 0
+        for place in range(len(entries) - 1, -1, -1):
+            if entries[place].kind in CHECKPOINT_KINDS:
+                if b'"journal":' in entries[place].body:  # a state is not read twice for nothing
+                    for kind, seq, body in read_body(run, entries[place]).get("journal", ()):
+                        journal.add(kind, seq, body)
+                start = place + 1
+                break
+        for entry in entries[start:]:
+            if entry.kind == Kind.ATTEMPT_FAILED:
+                journal.new_attempt()
+            elif entry.kind in _KEPT:
+                journal.add(entry.kind, entry.seq, read_body(run, entry))
+        return journal if journal._records or journal._chunks else None
+
+    def add(self, kind: str, seq: int, body: dict[str, Any]) -> None:
+        """The log holds this as well."""
+        if kind == Kind.EMITTED:
+            self._chunks.setdefault(body["path"], []).append(Chunk(seq, (body["name"], body["data"])))
+        elif kind == Kind.SUPERSEDED:
+            gone = set(body["seqs"])
+            for chunks in self._chunks.values():
+                chunks[:] = [chunk for chunk in chunks if chunk.seq not in gone]
+        elif kind in _KEYED:
+            self._records[body["key"]] = Record(body["key"], kind, seq, body)
+
+    def find(self, key: str) -> Record | None:
+        """What is known of the call or wait; it counts as asked for from now on."""
+        self._asked.add(key)
+        return self._records.get(key)
+
+    def new_attempt(self) -> None:
+        """The attempt has failed: what it had finished stays, its failures are tried again.
+
+        A failure that leaves in doubt whether the call was done becomes what an intent alone is.
+        """
+        for key, record in list(self._records.items()):
+            if record.ended in ("result", None):
+                continue
+            if record.in_doubt:
+                body: dict[str, Any] = {name: record.body.get(name) for name in ("key", "name", "args", "on_doubt")}
+                self._records[key] = Record(key, Kind.INTENT, record.seq, body)
+            else:
+                del self._records[key]
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """The body runs from its top once more."""
+        self._asked.clear()
+        self._reached.clear()
+
+    def unasked(self, step: int) -> list[str]:
+        """The keys of what this step had done before and did not ask for this time."""
+        return [key for key in self._of_step(step) if key not in self._asked and not self._covered(key)]
+
+    def finish(self, step: int) -> None:
+        """The step is done: its calls are not needed any more."""
+        for key in self._of_step(step):
+            del self._records[key]
+        for path in [path for path in self._chunks if path.startswith(f"{step}/")]:
+            del self._chunks[path]
+        self.begin_again()
+
+    def _of_step(self, step: int) -> list[str]:
+        return [key for key in self._records if key.startswith(f"{step}/")]
+
+    def _covered(self, path: str) -> bool:
+        """Whether it lies inside a call that has ended, so that nobody needs to ask for it."""
+        while "/" in path:
+            path = path.rpartition("/")[0]
+            record = self._records.get(path)
+            if record is not None and record.ended is not None:
+                return True
+        return False
+
+    def carried(self) -> list[tuple[str, int, dict[str, Any]]]:
+        """Everything that a checkpoint must repeat so that the log before it is not needed."""
+        records = [(r.kind, r.seq, r.body) for r in self._records.values()]
+        chunks = [
+            (Kind.EMITTED.value, chunk.seq, {"name": chunk.what[0], "data": chunk.what[1], "path": path})
+            for path, chunks in self._chunks.items()
+            for chunk in chunks
+        ]
+        return [*records, *chunks]
+
+    def results(self) -> list[tuple[str, int, dict[str, Any]]]:
+        """What has come to its end, for a run that goes on elsewhere with it."""
+        return [(r.kind, r.seq, r.body) for r in self._records.values() if r.ended is not None]
+
+    def open_waits(self) -> list[Record]:
+        """The waits that nothing has ended yet."""
+        return [r for r in self._records.values() if r.kind == Kind.WAIT and r.ended is None]
+
+    @property
+    def records(self) -> list[Record]:
+        """All of them, in the order of their first entry."""
+        return list(self._records.values())
+
+    # Streams
+
+    def emits(self, path: str, name: str, data: Tree) -> tuple[Chunk | None, list[int]]:
+        """The chunk to write, if it is not in the log already, and the seqs of those that it supersedes.
+
+        A body that runs again emits again. What comes out the same is there already; from the first
+        difference on, what the attempt before had emitted is superseded.
+        """
+        chunks, place = self._chunks.setdefault(path, []), self._reached.get(path, 0)
+        self._reached[path] = place + 1
+        if place < len(chunks) and canonical(list(chunks[place].what)) == canonical([name, data]):
+            return None, []
+        gone = [chunk.seq for chunk in chunks[place:]]
+        chunk = Chunk(0, (name, data))
+        chunks[place:] = [chunk]
+        return chunk, gone
+
+    def left_over(self, step: int) -> list[int]:
+        """The seqs of chunks that an earlier attempt of this step emitted and the one that finished did not."""
+        return [
+            chunk.seq
+            for path, chunks in self._chunks.items()
+            if path.startswith(f"{step}/") and not self._covered(path)
+            for chunk in chunks[self._reached.get(path, 0) :]
+        ]
+
+
+class Chunk(msgspec.Struct, gc=False):
+    """One emitted chunk; `seq` is 0 until it is written."""
+
+    seq: int
+    what: tuple[str, Any]
+
+
+_KEYED = RESULT_KINDS | {Kind.INTENT, Kind.WAIT}
+_KEPT = _KEYED | {Kind.EMITTED, Kind.SUPERSEDED}
+
+
+def digest(tree: Tree) -> str:
+    """What tells the arguments of two calls apart."""
+    return blake2b(canonical(tree), digest_size=8).hexdigest()
+
+
+class Names:
+    """The keys that one scope has given out."""
+
+    __slots__ = ("_branches", "_counts")
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._branches: dict[str, Any] = {}
+
+    def key(self, name: str, chosen: str | None) -> str | None:
+        """The key of the next call of that name, or with that chosen key; None when that one is taken."""
+        if chosen is None:
+            self._counts[name] = count = self._counts.get(name, 0) + 1
+            return f"{_plain(name)}:{count}"
+        key = f"{_plain(name)}={_plain(chosen)}"
+        if key in self._counts:
+            return None
+        self._counts[key] = 1
+        return key
+
+    def branch(self, first: str, holder: Any, follows: Any) -> str | None:
+        """The name of a task that begins with this call; None when another task has it.
+
+        `follows(other)` tells whether this task was started after that one had ended: then it is the next
+        one of that name. Tasks that may overlap could change places from one attempt to the next.
+        """
+        other = self._branches.setdefault(first, holder)
+        if other is holder:
+            return first
+        if not follows(other):
+            return None
+        self._branches[first] = holder
+        self._counts[first] = count = self._counts.get(first, 1) + 1
+        return f"{first}.{count}"
+
+
+def _plain(name: str) -> str:
+    """The name without the signs that keys are made with."""
+    return name.replace("%", "%25").replace("/", "%2F") if "/" in name or "%" in name else name
+
+
+def branch_name(name: str, chosen: str | None, args: str | None) -> str | None:
+    """What a task is called by its first call; None when neither key nor arguments tell it from others."""
+    if chosen is not None:
+        return f"{_plain(name)}={_plain(chosen)}"
+    return None if args is None else f"{_plain(name)}({args})"

@@ -1,0 +1,214 @@
+"""One journaled call: found in the journal, decided when in doubt, or made, and durable before it returns.
+
+    look it up → (intent) → the function runs → its result is committed → the next line
+
+Dying before the commit makes the call again with the same idempotency key, unless there was an intent: then
+it is in doubt, and `on_doubt` decides. Dying after it never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from holdfast.context import Frame, Place
+from holdfast.core.answers import answer_value
+from holdfast.core.failures import describe, failure_of, failure_tree
+from holdfast.core.journal import Record
+from holdfast.core.retry import RetryPolicy
+from holdfast.engine.hands import StepRaised, within
+from holdfast.errors import CallFailedError, CallInDoubtError, HoldfastError, StepTimeoutError
+from holdfast.faults import fault
+from holdfast.model import Kind
+from holdfast.work import Work
+
+if TYPE_CHECKING:
+    from holdfast.engine.scope import StepScope
+
+_ONCE = RetryPolicy()
+_DOUBT_SCHEMA = {
+    "type": "object",
+    "properties": {"done": {"type": "boolean"}, "result": {}},
+    "required": ["done"],
+    "additionalProperties": False,
+}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class Calling:
+    """A call on its way through one attempt."""
+
+    def __init__(
+        self,
+        scope: StepScope,
+        place: Place,
+        work: Work,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        lane: Any = None,
+        retries: bool = True,
+    ) -> None:
+        self._scope, self._host, self._place, self._work = scope, scope.host, place, work
+        self._args, self._kwargs, self._lane = args, kwargs, lane
+        self._retry = (work.retry if retries else None) or _ONCE
+        self._timeout = work.timeout if retries else None  # the runner watches over a step's own
+        self.pack: Callable[[Any], Any] = _same
+        """What is stored of a value."""
+        self.unpack: Callable[[Any], Any] = _same
+        """The value of what was stored."""
+
+    async def result(self) -> Any:
+        """What the function returns or raises, now or when it was called before."""
+        self._host.declare(self._work.returns)
+        record = self._host.journal.find(self._place.key)
+        if record is not None:
+            self._compare(record)
+            if record.in_doubt and record.ended is None:
+                done, value = await self._decide(record)
+                if done:
+                    return value
+            elif record.ended == "result":
+                return self.unpack(self._host.codec.decode(record.body["result"], path=self._path))
+            elif record.ended == "error":
+                raise self._failure(record)
+            elif record.ended == "abandoned":
+                await self._scope.waiting().stand_still(self._place)
+        await self._scope.hold(self._place)
+        return await self._make()
+
+    @property
+    def _path(self) -> str:
+        return f"result of {self._place.name}"
+
+    def _failure(self, record: Record) -> Exception:
+        return failure_of(record.body["error"], self._host.codec, self._host.failures, call=self._place.name)
+
+    def _compare(self, record: Record) -> None:
+        """What happened is not done twice; that it was asked for with other arguments is told."""
+        before, now = record.body.get("args"), self._place.args
+        if before is not None and now is not None and before != now:
+            self._host.tell_changed(self._place.key, self._place.name, before, now)
+
+    # In doubt
+
+    async def _decide(self, record: Record) -> tuple[bool, Any]:
+        """(True, its result) when it is known to have been done; (False, ...) when it is to be made."""
+        name, key = self._place.name, self._context().idempotency_key
+        if self._work.on_doubt == "retry":
+            return False, None
+        if self._work.on_doubt == "fail":
+            raise CallInDoubtError(self._host.writer.run, name, key)
+        question = (
+            f"Was the call {name!r} done? Its process ended while it was under way. Answer "
+            f'{{"done": true, "result": ...}} with its result, or {{"done": false}} to have it made again.'
+        )
+        place = Place(self._place.frame, f"{self._place.key}/?{record.seq}", "ask", None)
+        data = {"call": name, "key": self._place.key, "idempotency_key": key}
+        body = {"wait": "ask", "question": question, "data": data, "schema": _DOUBT_SCHEMA, "seconds": None}
+        answer = await self._scope.waiting().wait(place, body, None, None)
+        if not answer["done"]:
+            return False, None
+        packed = self.pack(_as_declared(self._work.returns, answer.get("result")))
+        await self._write({"result": self._host.codec.encode(packed, path=self._path)})
+        return True, self.unpack(packed)
+
+    # Making it
+
+    async def _make(self) -> Any:
+        scope, place = self._scope, self._place
+        frame = Frame(scope, f"{place.key}/", place.frame, call=place.key)
+        frame.firm = self._work.on_doubt != "retry"
+        started = self._host.clock.now()
+        scope.began(frame)
+        try:
+            if frame.firm:
+                fault("call.before_intent")
+                await self._write({"on_doubt": self._work.on_doubt}, kind=Kind.INTENT)
+            value, outcome = await self._tried(frame)
+            await self._write({"started": started, **outcome})
+        except asyncio.CancelledError:
+            if not scope.closed:
+                # Given up by the code around it, not by us: that is what it saw, and what it sees again.
+                await scope.uncut(self._abandon(started, doubt=frame.firm))
+            raise
+        finally:
+            scope.ended(frame)
+        if isinstance(value, StepRaised):
+            raise _told(value.error, place.name)
+        return value
+
+    async def _tried(self, frame: Frame) -> tuple[Any, dict[str, Any]]:
+        """The value, or what was raised, and what to write of it."""
+        failures, host = 0, self._host
+        while True:
+            try:
+                value = await self._once(frame)
+                # Its effect is out in the world but not recorded: dying from here on makes it again. Keep nothing
+                # between the function and the commit that can fail or wait.
+                fault("call.done")
+                return value, {"result": host.codec.encode(self.pack(value), path=self._path)}
+            except asyncio.CancelledError as cancelled:
+                if _asked_for(self._scope):
+                    raise
+                error: BaseException = cancelled  # raised by the function itself
+            except StepRaised as raised:
+                error = raised.error
+            except HoldfastError as raised:  # its timeout, or a result that cannot be stored
+                error = raised
+            failures += 1
+            doubt = frame.firm and isinstance(error, StepTimeoutError)
+            if doubt or not self._retry.retries(error, failures):
+                outcome: dict[str, Any] = {"error": failure_tree(error, host.codec, host.failures)}
+                return StepRaised(error), outcome | ({"doubt": True} if doubt else {})
+            host.show("call_failed", error=describe(error), data={"name": self._place.name, "attempt": failures})
+            await host.clock.sleep(self._retry.delay(failures, random.random))
+
+    async def _once(self, frame: Frame) -> Any:
+        host, work = self._host, self._work
+        fault("call.begins")
+        doing = host.hands.do_call(work, self._args, self._kwargs, frame, self._lane)
+        if self._timeout is None:
+            return await doing
+        frame.deadline = host.clock.now() + self._timeout
+        return await within(self._timeout, self._place.name, doing)
+
+    def _context(self) -> Any:
+        return self._host.context(Frame(self._scope, None, self._place.frame, call=self._place.key))
+
+    async def _abandon(self, started: float, *, doubt: bool) -> None:
+        await self._write({"started": started, "abandoned": True, **({"doubt": True} if doubt else {})})
+
+    async def _write(self, outcome: dict[str, Any], kind: Kind = Kind.CALL) -> None:
+        place, host = self._place, self._host
+        body = {"key": place.key, "name": place.name, "args": place.args, "of": host.writer.checkpoint_seq, **outcome}
+        seq = await host.notes.write(kind, body)
+        host.journal.add(kind, seq, body)
+
+
+def _asked_for(scope: StepScope) -> bool:
+    """Whether the calling task is being cancelled from outside, or the attempt is over."""
+    task = asyncio.current_task()
+    return scope.closed or (task is not None and task.cancelling() > 0)
+
+
+def _told(error: BaseException, call: str) -> BaseException:
+    """What the calling code gets: nothing that would end its task or loop."""
+    if isinstance(error, Exception):
+        return error
+    told = CallFailedError(call, type(error).__name__, describe(error))
+    told.__cause__ = error
+    return told
+
+
+def _as_declared(declared: Any, value: Any) -> Any:
+    """A result that a person gave as JSON, as the type that the function says it returns, if it fits."""
+    try:
+        return value if declared is None else answer_value(declared, value)
+    except HoldfastError:
+        return value

@@ -1,0 +1,103 @@
+"""Runs that belong to another run: started once, followed to their end, cancelled with their parent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from holdfast.core.codec import Tree, dumps
+from holdfast.core.transitions import ENDED
+from holdfast.engine.live import Info
+from holdfast.engine.refusals import ended_error
+from holdfast.errors import (
+    HoldfastError,
+    InputChangedError,
+    RunExistsError,
+    RunNotFoundError,
+    StoreError,
+    VerbRefusedError,
+    WrongFlowError,
+)
+from holdfast.model import Head, Mail, Query, RunStatus
+
+if TYPE_CHECKING:
+    from holdfast.engine.engine import Engine
+    from holdfast.engine.reader import Reader
+    from holdfast.engine.verbs import Verbs
+
+log = logging.getLogger("holdfast")
+
+_EVERYTHING = 1_000_000_000
+
+
+class Family:
+    """The children of the runs of one engine."""
+
+    def __init__(self, engine: Engine, reader: Reader, verbs: Verbs, tend: Callable[[Head], Awaitable[None]]) -> None:
+        """`tend` sees to it that a run goes on which nobody drives."""
+        self._engine, self._reader, self._verbs, self._tend = engine, reader, verbs, tend
+
+    async def ensure(self, flow: Any, input: Any, id: str, parent: str) -> None:
+        """Return when the child exists; started if it did not.
+
+        Raises RunExistsError when the id belongs to a run of somebody else.
+        """
+        self._engine.registry.add(flow)
+        try:
+            await self._verbs.start(flow, input, id, None, parent)
+        except RunExistsError:
+            head = await self._head(id)
+            if head.parent != parent:
+                raise
+            if head.flow != flow.name:
+                raise WrongFlowError(id, head.flow, flow.name) from None
+            if self._verbs.digest(flow, input) != msgspec.json.decode(head.info, type=Info).digest:
+                raise InputChangedError(id) from None
+
+    async def outcome(self, id: str) -> tuple[Literal["result", "error"], str, Any] | None:
+        """("result", flow, tree) or ("error", flow, exception) of a child that has ended; None while it has not.
+
+        One that nobody drives is taken up here.
+        """
+        try:
+            head = await self._head(id)
+            if head.status == RunStatus.COMPLETED:
+                return "result", head.flow, await self._reader.result(head, raw=True)
+        except StoreError:
+            raise
+        except HoldfastError as error:
+            return "error", "", error
+        if head.status in ENDED:
+            return "error", head.flow, ended_error(head)
+        await self._tend(head)
+        return None
+
+    def decode(self, id: str, flow: str, tree: Tree) -> Any:
+        """The result of a child, built anew."""
+        return self._engine.registry.codec(flow).decode(tree, path=f"result of {id}")
+
+    async def cancel(self, run: str, reason: str | None) -> None:
+        """Cancel every child of a run."""
+        for head in await self._engine.store.list_heads(Query(parent=run, limit=_EVERYTHING)):
+            if head.status not in ENDED:
+                try:
+                    await self._verbs.stop("cancel", head.id, reason)
+                except (VerbRefusedError, RunNotFoundError):
+                    pass  # it ended meanwhile
+
+    async def ended(self, run: str, parent: str) -> None:
+        """Tell the parent. If this process dies before, whoever looks after the parent finds out by itself."""
+        try:
+            await self._engine.store.post_mail(parent, Mail("child", dumps({"run": run})))
+            await self._engine.postman.fetch(parent)
+        except StoreError as error:
+            log.warning("holdfast: run %s could not be told that its child %s ended: %s", parent, run, error)
+
+    async def _head(self, id: str) -> Head:
+        head = await self._reader.head(id)
+        if head is None:
+            raise RunNotFoundError(id)
+        return head

@@ -1,0 +1,163 @@
+"""A run followed to its end: started, continued, joined or read, wherever it is driven."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.core.ids import check_id
+from holdfast.core.transitions import ENDED, Act, Situation, act, situation
+from holdfast.engine.engine import Engine
+from holdfast.engine.live import Info, LiveRun
+from holdfast.engine.reader import Reader
+from holdfast.engine.refusals import ended_error
+from holdfast.engine.verbs import MISSING, Verbs
+from holdfast.engine.waking import Waker
+from holdfast.errors import (
+    HoldfastError,
+    InputChangedError,
+    RunExistsError,
+    RunInterruptedError,
+    RunNotFoundError,
+    RunOwnedError,
+    RunWaitingError,
+    UsageError,
+    VerbRefusedError,
+    WrongFlowError,
+)
+from holdfast.flows.base import Flow
+from holdfast.model import Head, Query, RunStatus
+
+_LOOK_AGAIN = 1.0
+_EVERYTHING = 1_000_000_000
+_GOING_ON = tuple((status, None) for status in RunStatus if status not in ENDED)
+
+Until = Literal["ended", "settled"]
+
+
+class Following:
+    """Belongs to one runtime."""
+
+    def __init__(self, engine: Engine, reader: Reader, verbs: Verbs, waker: Waker) -> None:
+        self._engine, self._reader, self._verbs, self._waker = engine, reader, verbs, waker
+
+    async def run(
+        self,
+        flow: Flow[Any],
+        input: Any,
+        run: str | None,
+        metadata: dict[str, Any] | None,
+        parent: str | None,
+        until: Until,
+    ) -> Any:
+        """Start the run, continue it, or give its result."""
+        if until not in ("ended", "settled"):
+            raise UsageError(f"until={until!r}: it is 'ended' or 'settled'")
+        self._engine.registry.add(flow)
+        if run is not None:
+            check_id(run)
+        while True:
+            head = None if run is None else await self._reader.head(run)
+            if head is None:
+                try:
+                    return await self.outcome(await self._verbs.start(flow, input, run, metadata, parent), until=until)
+                except RunExistsError as error:
+                    if error.run_id != run:
+                        raise
+                    continue  # somebody else was quicker: join
+            if head.flow != flow.name:
+                raise WrongFlowError(head.id, head.flow, flow.name)
+            if input is not MISSING and self._verbs.digest(flow, input) != _digest(head):
+                raise InputChangedError(head.id)
+            return await self.follow(head.id, until=until)
+
+    async def outcome(self, live: LiveRun, *, until: Until = "ended") -> Any:
+        """What a run that is live here comes to. Giving up the wait does not stop the run."""
+        outcome = await live.done.wait()
+        if isinstance(outcome.error, RunWaitingError):
+            return await self.follow(live.id, until=until)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.result
+
+    async def follow(self, run: str, *, until: Until = "ended") -> Any:
+        """The result of a run, wherever it is driven; taken up here when nobody has it, or when it is due."""
+        token = 0
+        while True:
+            live = self._engine.live.get(run)
+            if live is not None:
+                return await self.outcome(live, until=until)
+            if self._engine.closing:
+                raise RunInterruptedError(run)  # whoever has it goes on with it; nothing is taken up here any more
+            head = await self._head(run)
+            where = situation(head)
+            match act("run", where):
+                case Act.RESULT:
+                    return await self._reader.result(head)
+                case Act.RAISE:
+                    raise ended_error(head)
+                case Act.TAKE:
+                    try:
+                        return await self.outcome(await self._verbs.take(run), until=until)
+                    except (RunOwnedError, VerbRefusedError) as error:
+                        if error.run_id != run:
+                            raise
+                        continue  # somebody else was quicker
+                case _:
+                    if where is Situation.WAITING:
+                        await self.tend(head)
+                        if until == "settled" and await self._settled(head):
+                            raise RunWaitingError(run, head.waiting_for)
+                    token = await self._engine.wait_change(run, token, _LOOK_AGAIN)
+
+    async def tend(self, head: Head) -> None:
+        """See to it that a run goes on which nobody may be driving: here, if this program has its flow."""
+        if head.id in self._engine.live or self._engine.closing or not self._engine.registry.has(head.flow):
+            return
+        match situation(head):
+            case Situation.RESUMABLE:
+                try:
+                    await self._verbs.take(head.id)
+                except HoldfastError:
+                    pass  # somebody else was quicker, or it cannot be gone on with: whoever follows it finds out
+            case Situation.WAITING:
+                self._waker.watch(head.id, head.wake_at)
+                for child in await self._children(head.id):
+                    await self.tend(child)
+
+    async def _children(self, run: str) -> list[Head]:
+        return await self._engine.store.list_heads(Query(parent=run, states=_GOING_ON, limit=_EVERYTHING))
+
+    async def _settled(self, head: Head) -> bool:
+        """Whether nothing goes on until something comes from outside, or its time does."""
+        if head.wake_at is not None and head.wake_at <= self._engine.clock.now():
+            return False
+        if await self._engine.store.list_heads(Query(ids=(head.id,), has_mail=True, limit=1)):
+            return False
+        for child in await self._children(head.id):
+            where = situation(child)
+            if where in (Situation.LIVE, Situation.RESUMABLE) and self._engine.registry.has(child.flow):
+                return False
+            if where is Situation.WAITING and not await self._settled(child):
+                return False
+        return True
+
+    async def result(self, run: str, *, raw: bool) -> Any:
+        """The result of a completed run; raises what it has come to otherwise."""
+        head = await self._head(run)
+        where = situation(head)
+        if where is Situation.COMPLETED:
+            return await self._reader.result(head, raw=raw)
+        raise RunOwnedError(run, head.owner) if where is Situation.LIVE else ended_error(head)
+
+    async def _head(self, run: str) -> Head:
+        await self._engine.custody.release(check_id(run))
+        head = await self._reader.head(run)
+        if head is None:
+            raise RunNotFoundError(run)
+        return head
+
+
+def _digest(head: Head) -> str:
+    return msgspec.json.decode(head.info, type=Info).digest

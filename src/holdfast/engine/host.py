@@ -1,0 +1,155 @@
+"""What the code inside a run's steps reaches of the run, made when it is first needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.context import Frame, RunContext
+from holdfast.core.codec import Codec, dumps
+from holdfast.core.events import when
+from holdfast.core.journal import Journal
+from holdfast.engine.hands import Hands
+from holdfast.engine.inbox import Inbox
+from holdfast.engine.notes import Notes
+from holdfast.errors import HoldfastError
+from holdfast.model import Kind, Mail, Posted
+
+if TYPE_CHECKING:
+    from holdfast.engine.runner import Runner
+
+
+class RunHost:
+    """Belongs to one live run and outlives the attempts of its steps."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        codec: Codec,
+        hands: Hands,
+        *,
+        metadata: dict[str, Any],
+        nonce: str,
+        journal: Journal | None,
+    ) -> None:
+        self._runner, self.codec, self.hands = runner, codec, hands
+        self._metadata, self._nonce = metadata, nonce
+        self._journal = journal
+        self._notes: Notes | None = None
+        self._inbox: Inbox | None = None
+        self._declared: set[Any] = set()
+        around = runner.around
+        self.writer, self.clock, self.children = runner.writer, around.clock, around.children
+        self.failures = around.registry.failures
+
+    @property
+    def journal(self) -> Journal:
+        """What was already done inside the step under way."""
+        if self._journal is None:
+            self._journal = Journal()
+        return self._journal
+
+    @property
+    def journaled(self) -> bool:
+        """Whether there may be anything in the journal."""
+        return self._journal is not None
+
+    @property
+    def notes(self) -> Notes:
+        """What writes while a step is under way."""
+        if self._notes is None:
+            self._notes = Notes(self.writer, self._runner.noted, self.failed)
+        return self._notes
+
+    @property
+    def wrote_notes(self) -> bool:
+        """Whether anything was written while a step was under way."""
+        return self._notes is not None
+
+    @property
+    def inbox(self) -> Inbox:
+        """What others sent."""
+        if self._inbox is None:
+            self._inbox = Inbox(self.notes, self.writer.pending)
+        return self._inbox
+
+    @property
+    def holds_calls(self) -> bool:
+        """Whether the run is to leave, so that no further call begins."""
+        return self._runner.control.leaves and self._runner.flow_suspends
+
+    @property
+    def hurries(self) -> bool:
+        """Whether the run is to leave as soon as nothing is under way."""
+        return self._runner.control.leaves
+
+    def context(self, frame: Frame) -> RunContext:
+        """What `current_run()` gives in that frame."""
+        runner, writer = self._runner, self.writer
+        return RunContext(
+            id=writer.run,
+            flow=runner.flow_name,
+            step=runner.cursor["next"],
+            attempt=runner.attempt,
+            metadata=self._metadata,
+            deadline=None if frame.deadline is None else when(frame.deadline),
+            place=(self._nonce, writer.branch, runner.cursor["step"]),
+            call=frame.call,
+            frame=frame,
+        )
+
+    def let_go(self) -> None:
+        """Stop the body that is under way: all that it does is wait."""
+        self._runner.let_go()
+
+    def failed(self, error: HoldfastError) -> None:
+        """The run cannot be written: end the attempt."""
+        self._runner.broken(error)
+
+    def declare(self, annotation: Any) -> None:
+        """Values of these types may be stored and built."""
+        if annotation is None:
+            return
+        try:
+            if annotation in self._declared:
+                return
+            self._declared.add(annotation)
+        except TypeError:
+            pass  # not hashable: looked at every time
+        self.codec.register(annotation)
+
+    def tell_changed(self, key: str, name: str, before: str, now: str) -> None:
+        """A call was found with other arguments than it was made with."""
+        body = {"key": key, "name": name, "before": before, "now": now}
+        self.notes.put(Kind.CALL_CHANGED, body, soon=False)
+
+    def show(self, kind: str, **fields: Any) -> None:
+        """Show something to whoever watches, before it is durable."""
+        self._runner.show(kind, self.clock.now(), step=self._runner.cursor["next"], **fields)
+
+    async def look(self) -> None:
+        """Ask for the mail."""
+        self._runner.control.deliver(await self.writer.look())
+
+    async def post(self, kind: str, ask: str) -> bool:
+        """Post mail about a question to this very run; False when it was answered before."""
+        mail = Mail(kind, dumps({"ask": ask}), key=f"answer-{ask}")
+        return await self._runner.around.store.post_mail(self.writer.run, mail) is Posted.ACCEPTED
+
+    async def finish_step(self, number: int) -> None:
+        """The body of the step is done: what is still to be written goes with the step's own commit."""
+        marks = []
+        if self._notes is not None:
+            marks = await self._notes.hand_over()
+        if self._journal is not None:
+            unasked, chunks = self._journal.unasked(number), self._journal.left_over(number)
+            if unasked:
+                marks.append((Kind.CALLS_UNASKED, {"keys": unasked[:100], "count": len(unasked)}))
+            if chunks:
+                marks.append((Kind.SUPERSEDED, {"seqs": chunks}))
+            self._journal.finish(number)
+        self.writer.marks_due += marks
+
+    async def settle(self) -> None:
+        """Return when everything is written that the code inside has left to be written."""
+        if self._notes is not None:
+            await self._notes.settle()

@@ -1,0 +1,60 @@
+"""What others sent to a live run and its code has not taken yet: messages, answers, children that ended.
+
+A message is moved into the log as it comes in and stays pending until a `receive` takes it. An answer stays
+in the inbox until its question takes it, so that both happen in one commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from holdfast.core.codec import loads
+from holdfast.core.history import Signal
+from holdfast.engine.notes import Notes
+from holdfast.errors import HoldfastError
+from holdfast.model import Kind, Mail
+
+WANTED = frozenset({"send", "answer", "timeout", "child"})
+
+
+class Inbox:
+    """Belongs to one live run."""
+
+    def __init__(self, notes: Notes, pending: Iterable[Signal]) -> None:
+        self._notes = notes
+        self.signals = list(pending)
+        """The messages that nobody has received yet, in order."""
+        self.answers: dict[str, tuple[Mail, Any]] = {}
+        """By question: the mail that answers it, or that says that its time has run out."""
+        self._seen: dict[int, str | None] = {}
+        self.changed: Callable[[], None] = lambda: None
+
+    def deliver(self, mail: Iterable[Mail]) -> None:
+        """Take in mail; what has been seen before changes nothing."""
+        new = [item for item in mail if item.kind in WANTED and item.id not in self._seen]
+        for item in sorted(new, key=lambda one: one.id):
+            body: Any = loads(item.body)
+            self._seen[item.id] = None
+            if item.kind == "send":
+                self._take_in(item, body)
+            elif item.kind in ("answer", "timeout"):
+                self._seen[item.id] = body["ask"]
+                self.answers.setdefault(body["ask"], (item, body))
+            else:
+                self._notes.put(None, take=(item.id,))
+        if new:
+            self.changed()
+
+    def _take_in(self, item: Mail, body: dict[str, Any]) -> None:
+        def written(seq: int | HoldfastError) -> None:
+            if isinstance(seq, int):
+                self.signals.append(Signal(seq, body["topic"], body["data"]))
+                self.changed()
+
+        self._notes.put(Kind.SIGNAL, {"topic": body["topic"], "data": body["data"]}, take=(item.id,), written=written)
+
+    def stale(self, open_asks: Iterable[str]) -> tuple[int, ...]:
+        """The ids of answers to questions that are not open any more."""
+        still = set(open_asks)
+        return tuple(mail for mail, ask in self._seen.items() if ask is not None and ask not in still)

@@ -1,0 +1,130 @@
+"""What others say to a run: messages, answers; and what it asks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.answers import fit_answer
+from holdfast.core.codec import Codec, dumps
+from holdfast.core.events import when
+from holdfast.core.history import newest
+from holdfast.core.ids import check_id
+from holdfast.core.journal import Journal, Record
+from holdfast.core.transitions import ENDED, Act, act, situation
+from holdfast.engine.engine import Engine
+from holdfast.engine.reader import Reader
+from holdfast.engine.refusals import refused
+from holdfast.errors import AnsweredError, NoQuestionError, ResultExpiredError, RunNotFoundError, StoreDamagedError
+from holdfast.inside import check_topic
+from holdfast.model import Ask, Head, Mail, Posted, Query, RunStatus
+
+_ASKING = tuple((status, None) for status in RunStatus if status not in ENDED)
+_PAGE = 500
+
+
+class Mailing:
+    """Belongs to one runtime."""
+
+    def __init__(self, engine: Engine, reader: Reader) -> None:
+        self._engine, self._reader = engine, reader
+
+    async def send(self, run: str, topic: str, data: Any) -> None:
+        """Put a message into the run's inbox; durable when this returns."""
+        check_topic(topic)
+        head = await self._permitted("send", run)
+        tree = self._codec(head).encode(data, path="data")
+        await self._post(run, Mail("send", dumps({"topic": topic, "data": tree})))
+
+    async def answer(self, run: str, value: Any, ask: str | None) -> str:
+        """Answer the question, or the only one that is open; the id of the question."""
+        head = await self._permitted("answer", run)
+        open_asks = {record.body["ask"]: record for record in await self._open_asks(head)}
+        if ask is None and len(open_asks) == 1:
+            ask = next(iter(open_asks))
+        if ask is None or ask not in open_asks:
+            if ask is not None and await self._was_asked(head, ask):
+                raise AnsweredError(run, ask)
+            raise NoQuestionError(run, ask, list(open_asks))
+        value = fit_answer(open_asks[ask].body["schema"], value)
+        tree = self._codec(head).encode(value, path="answer")
+        mail = Mail("answer", dumps({"ask": ask, "value": tree}), key=f"answer-{ask}")
+        if await self._post(run, mail) is Posted.DUPLICATE:
+            raise AnsweredError(run, ask)
+        return ask
+
+    async def asks(self, run: str | None) -> AsyncIterator[Ask]:
+        """The open questions of one run, or of all."""
+        if run is not None:
+            head = await self._reader.head(check_id(run))
+            if head is None:
+                raise RunNotFoundError(run)
+            for record in await self._open_asks(head):
+                yield self._ask(head, record)
+            return
+        query = Query(states=_ASKING, limit=_PAGE)
+        while heads := await self._engine.store.list_heads(query):
+            for head in heads:
+                if head.waiting_for is not None:
+                    try:
+                        found = await self._open_asks(head)
+                    except StoreDamagedError:
+                        continue  # told by `doctor`; the questions of the others are shown
+                    for record in found:
+                        yield self._ask(head, record)
+            query = replace(query, after=(heads[-1].created_at, heads[-1].id))
+
+    async def children_ended(self, head: Head) -> bool:
+        """Whether a child that the run waits for has ended."""
+        children = [r.body["run"] for r in (await self._journal(head)).open_waits() if r.body["wait"] == "child"]
+        found = await self._engine.store.read_heads(children) if children else []
+        return any(child is None or child.status in ENDED for child in found)
+
+    def _ask(self, head: Head, record: Record) -> Ask:
+        body = record.body
+        return Ask(
+            id=body["ask"],
+            run=head.id,
+            flow=head.flow,
+            question=body["question"],
+            data=self._codec(head).decode(body["data"], path="data"),
+            schema=body["schema"],
+            asked_at=when(body["at"]),
+            expires_at=None if body["until"] is None else when(body["until"]),
+        )
+
+    async def _open_asks(self, head: Head) -> list[Record]:
+        if head.status in ENDED:
+            return []
+        return [record for record in (await self._journal(head)).open_waits() if record.body["wait"] == "ask"]
+
+    async def _was_asked(self, head: Head, ask: str) -> bool:
+        return any(record.body.get("ask") == ask for record in (await self._journal(head)).records)
+
+    async def _journal(self, head: Head) -> Journal:
+        entries = await self._engine.store.read_entries(head.id, after=head.base - 1)
+        try:
+            newest(head, entries)  # damage is found before anything is believed
+        except ResultExpiredError:
+            return Journal()
+        return Journal.of(head.id, entries) or Journal()
+
+    def _codec(self, head: Head) -> Codec:
+        return self._engine.registry.codec(head.flow)
+
+    async def _permitted(self, verb: str, run: str) -> Head:
+        head = await self._reader.head(check_id(run))
+        if head is None:
+            raise RunNotFoundError(run)
+        if act(verb, situation(head)) is Act.REFUSE:
+            raise refused(verb, head)
+        return head
+
+    async def _post(self, run: str, mail: Mail) -> Posted:
+        posted = await self._engine.store.post_mail(run, mail)
+        if posted is Posted.NO_RUN:
+            raise RunNotFoundError(run)
+        await self._engine.postman.fetch(run)
+        return posted

@@ -1,0 +1,161 @@
+"""Entries that are written while a step is under way: all that are ready share a commit.
+
+Whoever writes one goes on when it is durable. A commit is never cut off half-way: it belongs to a task of
+its own, and giving up the wait for it does not take it back. Chunks of a stream wait a moment for more of
+them, or go with whatever is written next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.engine.writer import Mark, RunWriter
+from holdfast.errors import HoldfastError
+from holdfast.model import Entry, Kind, Mail
+
+CHUNKS_WAIT = 0.05
+CHUNKS_ENOUGH = 1000
+
+
+class _Note:
+    __slots__ = ("body", "fields", "kind", "take", "written")
+
+    def __init__(self, kind: Kind | None, body: Any, take: tuple[int, ...], fields: dict[str, Any]) -> None:
+        self.kind, self.body, self.take, self.fields = kind, body, take, fields
+        self.written: Callable[[int | HoldfastError], None] | None = None
+
+
+class Notes:
+    """Belongs to one live run. Nothing else writes for the run while a step is under way."""
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        wrote: Callable[[list[Entry], tuple[Mail, ...]], None],
+        failed: Callable[[HoldfastError], None],
+    ) -> None:
+        self._writer, self._wrote, self._failed = writer, wrote, failed
+        self._loop = asyncio.get_running_loop()
+        self._due: list[_Note] = []
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: HoldfastError | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being written or about to be."""
+        return self._task is None and not self._due
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more is waiting to be written than should be."""
+        return len(self._due) > CHUNKS_ENOUGH
+
+    async def write(self, kind: Kind, body: dict[str, Any], *, take: tuple[int, ...] = (), **fields: Any) -> int:
+        """The seq of the entry, durable when this returns."""
+        future: asyncio.Future[int] = self._loop.create_future()
+
+        def settle(result: int | HoldfastError) -> None:
+            if future.done():
+                return
+            if isinstance(result, HoldfastError):
+                future.set_exception(result)
+                future.exception()  # when nobody waits any more, it must not be reported as forgotten
+            else:
+                future.set_result(result)
+
+        self._put(kind, body, take, fields, settle)
+        self._begin()
+        return await future
+
+    def put(
+        self,
+        kind: Kind | None,
+        body: dict[str, Any] | None = None,
+        *,
+        take: tuple[int, ...] = (),
+        written: Callable[[int | HoldfastError], None] | None = None,
+        soon: bool = True,
+    ) -> None:
+        """Have it written soon, or with what comes next; without a kind only the mail is taken."""
+        self._put(kind, body, take, {}, written)
+        if soon or len(self._due) >= CHUNKS_ENOUGH:
+            self._begin()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(CHUNKS_WAIT, self._begin)
+
+    def _put(
+        self,
+        kind: Kind | None,
+        body: Any,
+        take: tuple[int, ...],
+        fields: dict[str, Any],
+        written: Callable[[int | HoldfastError], None] | None,
+    ) -> None:
+        note = _Note(kind, body, take, fields)
+        note.written = written
+        self._due.append(note)
+
+    def _begin(self) -> None:
+        if self._task is None:
+            self._task = self._loop.create_task(self._write_all())
+
+    async def _write_all(self) -> None:
+        try:
+            while self._due:
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+                batch, self._due = self._due, []
+                await self._write_batch(batch)
+        finally:
+            self._task = None
+
+    async def _write_batch(self, batch: list[_Note]) -> None:
+        marks: list[Mark] = [(note.kind, note.body) for note in batch if note.kind is not None]
+        take = tuple(mail for note in batch for mail in note.take)
+        fields = {name: value for note in batch for name, value in note.fields.items()}
+        try:
+            if self._error is not None:
+                raise self._error
+            mail = await self._writer.write(marks, take=take, advances=True, **fields)
+        except HoldfastError as error:
+            self._error = error
+            for note in batch:
+                if note.written is not None:
+                    note.written(error)
+            self._failed(error)
+            return
+        entries = self._writer.written
+        place = len(entries) - len(marks)
+        for note in batch:
+            if note.kind is not None:
+                if note.written is not None:
+                    note.written(entries[place].seq)
+                place += 1
+        self._wrote(entries, mail)
+
+    async def settle(self) -> None:
+        """Return when all of it is written. Raises StoreError or OwnershipLostError when it could not be."""
+        while self._due or self._task is not None:
+            self._begin()
+            assert self._task is not None
+            await asyncio.wait({self._task})
+        if self._error is not None:
+            raise self._error
+
+    async def hand_over(self) -> list[Mark]:
+        """What is left to be written, for the commit that ends the step; nothing is under way after this."""
+        while self._task is not None:
+            await asyncio.wait({self._task})
+        if self._error is not None:
+            raise self._error
+        if any(note.take for note in self._due):
+            await self.settle()
+        left, self._due = self._due, []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return [(note.kind, note.body) for note in left if note.kind is not None]

@@ -1,0 +1,44 @@
+"""Whoever watches the events of a runtime. What the watcher does wrong is not a run's fault."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.model import Event
+
+log = logging.getLogger("holdfast")
+
+
+class Observers:
+    """The one function that a runtime was given as `on_event`, or nobody."""
+
+    def __init__(self, on_event: Callable[[Event], Any] | None) -> None:
+        self._on_event = on_event
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    def emit(self, event: Event) -> None:
+        """Show an event to whoever watches."""
+        if self._on_event is None:
+            return
+        try:
+            result = self._on_event(event)
+            if inspect.isawaitable(result):
+                task = asyncio.ensure_future(result)
+                self._under_way.add(task)
+                task.add_done_callback(self._observed)
+        except (Exception, asyncio.CancelledError):
+            log.exception("holdfast: on_event raised for %s of run %s", event.type, event.run)
+
+    def _observed(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("holdfast: on_event raised", exc_info=error)
+
+    async def settle(self, seconds: float) -> None:
+        """Give what they still do so much time."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=seconds)

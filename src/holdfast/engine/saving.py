@@ -1,0 +1,153 @@
+"""Where a live run has come to, what of it is not on disk yet, and how it gets there and is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.core.codec import Tree
+from holdfast.core.events import events_of, when
+from holdfast.core.policy import CheckpointPolicy, seconds
+from holdfast.core.transitions import ENDED
+from holdfast.engine.control import Control
+from holdfast.engine.host import RunHost
+from holdfast.engine.retention import Retention
+from holdfast.engine.surroundings import Surroundings
+from holdfast.engine.writer import Mark, Progress, RunWriter, StepTaken
+from holdfast.errors import StoreError
+from holdfast.model import Entry, Event, Mail, RunStatus
+
+_SHOWN_LIVE = frozenset({"step_started", "resumed", "emitted"})
+
+
+class Saving:
+    """Belongs to one live run."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        writer: RunWriter,
+        control: Control,
+        policy: CheckpointPolicy,
+        retention: Retention | None,
+    ) -> None:
+        self._around, self._writer, self._control = around, writer, control
+        self._policy, self._retention = policy, retention
+        self.host: RunHost | None = None
+        """Whose notes are settled, and whose journal is carried on."""
+        self.tree: Tree = writer.tree
+        self.cursor: dict[str, Any] = writer.cursor
+        self._unsaved: list[StepTaken] = []
+        self._shown = 0
+        """How many of those have been shown as completed."""
+        self._saved_at = around.clock.now()
+
+    async def step_done(self, tree: Tree, cursor: dict[str, Any], taken: StepTaken) -> None:
+        """The run has come to this: save it if the policy says so. What ends the run is saved with its end."""
+        self.tree, self.cursor = tree, cursor
+        self._unsaved.append(taken)
+        if cursor["next"] is None:
+            return
+        elapsed = abs(taken[2] - self._saved_at)  # a clock that was set back must not put saving off
+        if not self._policy.saves(steps=len(self._unsaved), elapsed=elapsed, step=taken[0]):
+            self._completed(taken)
+            return
+        try:
+            await self.write()
+        except StoreError as error:
+            if self._policy.on_save_error == "raise":
+                raise
+            # The window is not used up: the next step tries again.
+            self._completed(taken)
+            self.show("save_failed", self._around.clock.now(), step=taken[0], error=str(error))
+
+    async def write(
+        self, marks: list[Mark] | None = None, *, extra: dict[str, Any] | None = None, take: tuple[int, ...] = ()
+    ) -> None:
+        """Commit what is not saved yet, with the marks."""
+        writer = self._writer
+        fields: dict[str, Any] = {}
+        progress = self._progress(always=extra is not None)
+        if progress is not None:
+            extra = {**(extra or {}), **self._carried()}
+            if self._retention is not None and (floor := self._floor(self._retention)) != writer.floor:
+                fields["floor"] = floor
+        mail = await writer.write(marks or [], progress=progress, extra=extra, take=take, **fields)
+        self._wrote(saved=progress is not None)
+        if mail:
+            self._control.deliver(mail)
+        if self._retention is not None:
+            self._retention.added(writer.written)
+            entry = await self._retention.compacted(self._around.store, writer.run, writer.floor)
+            if entry is not None:
+                await writer.replace_history(entry)
+
+    async def leave(self, status: RunStatus, marks: list[Mark], *, take: tuple[int, ...] = (), **fields: Any) -> None:
+        """The last commit of this process for the run: everything saved, the run given up."""
+        if self.host is not None:
+            await self.host.settle()
+        progress = self._progress()
+        ttl = seconds(self._policy.ttl)
+        if ttl is not None:
+            fields["expires_at"] = self._around.clock.now() + ttl
+        if progress is not None and self._retention is not None:
+            fields["floor"] = self._floor(self._retention)
+        drop = status in ENDED and self._policy.deletes_history(success=status == RunStatus.COMPLETED)
+        await self._writer.write(
+            marks,
+            progress=progress,
+            extra=self._carried() if progress is not None else None,
+            status=status,
+            take=(*self._control.mail_ids(), *take),
+            drop_history=drop,
+            **fields,
+        )
+        self._wrote(saved=progress is not None)
+
+    def _floor(self, retention: Retention) -> int:
+        return retention.floor(self._writer.seq + len(self._writer.marks_due) + 1, self._around.clock.now())
+
+    def _progress(self, *, always: bool = False) -> Progress | None:
+        return Progress(self.tree, self.cursor, self._unsaved) if self._unsaved or always else None
+
+    def _carried(self) -> dict[str, Any]:
+        """What is known of steps behind the checkpoint, which whoever goes on from it needs."""
+        carried = self.host.journal.carried() if self.host is not None and self.host.journaled else []
+        return {"journal": carried} if carried else {}
+
+    # Showing
+
+    def noted(self, entries: list[Entry], mail: tuple[Mail, ...]) -> None:
+        """What the code inside a step had to write is written."""
+        if self._retention is not None:
+            self._retention.added(entries)
+        self._show_entries(entries)
+        if mail:
+            self._control.deliver(mail)
+
+    def _wrote(self, *, saved: bool) -> None:
+        shown_already, self._shown = (self._shown, 0) if saved else (0, self._shown)
+        if saved:
+            self._unsaved = []
+            self._saved_at = self._writer.written[-1].at
+        self._show_entries(self._writer.written, shown_already)
+
+    def _show_entries(self, entries: list[Entry], shown_already: int = 0) -> None:
+        if not self._around.observed:
+            return
+        for entry in entries:
+            # What was shown as it happened is not shown again: a step's start, the end of one not saved, a chunk.
+            shown = [e for e in events_of(self._writer.run, entry) if e.type not in _SHOWN_LIVE]
+            completed = [e for e in shown if e.type == "step_completed"]
+            for event in shown:
+                if event not in completed[:shown_already]:
+                    self._around.emit(event)
+
+    def _completed(self, taken: StepTaken) -> None:
+        """Show the end of a step that is not saved yet."""
+        self._shown += 1
+        self.show("step_completed", taken[2], step=taken[0])
+
+    def show(self, kind: str, at: float, **fields: Any) -> None:
+        """Show something to whoever watches, before it is durable."""
+        if self._around.observed:
+            self._around.emit(Event(type=kind, run=self._writer.run, seq=None, time=when(at), **fields))

@@ -1,0 +1,110 @@
+"""Runs that wait are taken up when they are due, or when something has come for them.
+
+Every runtime looks after the runs that it let go itself, and those that it was asked to follow; one that
+recovers looks after all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.clock import Clock
+from holdfast.core.transitions import WAITS
+from holdfast.errors import StoreError
+from holdfast.model import Head, Query
+from holdfast.store.base import Store
+
+log = logging.getLogger("holdfast")
+
+POLL = 1.0
+PAUSE = 0.02
+CHILDREN_EVERY = 2.0
+
+
+class Waker:
+    """Belongs to one engine."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        take: Callable[[list[Head]], Awaitable[Any]],
+        children_ended: Callable[[Head], Awaitable[bool]],
+    ) -> None:
+        """`take` claims and drives those of these runs that still wait; `children_ended` looks whether one is due."""
+        self._store, self._clock, self._take, self._children_ended = store, clock, take, children_ended
+        self._watched: dict[str, float | None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._poke: asyncio.Future[None] | None = None
+        self._children_at = 0.0
+
+    def watch(self, run: str, due: float | None) -> None:
+        """Look after this run, which is due then; None when only something that comes makes it due."""
+        known = run in self._watched
+        self._watched[run] = due
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._look_after())
+        elif not known and self._poke is not None and not self._poke.done():
+            self._poke.set_result(None)
+
+    def stop(self) -> None:
+        """Look after nothing any more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look_after(self) -> None:
+        seen = 0
+        while self._watched:
+            try:
+                seen = await self._wait(seen)
+                await self._look()
+            except StoreError as error:
+                log.warning("holdfast: could not look for runs that are due: %s", error)
+                await asyncio.sleep(POLL)
+            await asyncio.sleep(PAUSE)
+        self._task = None
+
+    async def _wait(self, seen: int) -> int:
+        """Return when something has changed, when the first run is due, or when there is one more."""
+        self._poke = asyncio.get_running_loop().create_future()
+        change = asyncio.ensure_future(self._store.wait_change(seen, POLL))
+        others: set[asyncio.Future[Any]] = {self._poke}
+        first = min((due for due in self._watched.values() if due is not None), default=None)
+        if first is not None:
+            others.add(asyncio.ensure_future(self._clock.sleep(first - self._clock.now())))
+        try:
+            await asyncio.wait({change, *others}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for other in (change, *others):
+                other.cancel()
+        return change.result() if change.done() and not change.cancelled() else seen
+
+    async def _look(self) -> None:
+        ids = tuple(self._watched)
+        query = Query(ids=ids, states=WAITS, limit=len(ids))
+        waiting = {head.id: head for head in await self._store.list_heads(query)}
+        for run in ids:
+            if run not in waiting:
+                del self._watched[run]  # somebody has it, or it has ended
+            else:
+                self._watched[run] = waiting[run].wake_at
+        now = self._clock.now()
+        due = [head for head in waiting.values() if head.wake_at is not None and head.wake_at <= now]
+        if waiting:
+            due += await self._store.list_heads(replace(query, has_mail=True))
+            due += await self._with_ended_children(list(waiting.values()))
+        if due:
+            await self._take(list({head.id: head for head in due}.values()))
+
+    async def _with_ended_children(self, heads: list[Head]) -> list[Head]:
+        """Those of whose children one has ended without telling: its process died in between."""
+        now = asyncio.get_running_loop().time()
+        if now < self._children_at:
+            return []
+        self._children_at = now + CHILDREN_EVERY
+        return [head for head in heads if "child run" in (head.waiting_for or "") and await self._children_ended(head)]

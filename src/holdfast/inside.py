@@ -1,0 +1,354 @@
+"""The verbs for code inside a run: call, ask, receive, sleep, spawn, emit, progress.
+
+Each takes its place in the journal the moment it is called, not when it is awaited, and gives a coroutine;
+`in_thread` makes the blocking one for `def` bodies of it. Outside of a run `call` is a plain call, `sleep` a
+plain sleep, and `emit` and `progress` do nothing, so that functions can be tested by calling them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from holdfast.context import Frame, Suspended, here
+from holdfast.core.answers import schema_tree
+from holdfast.core.ids import check_id
+from holdfast.core.retry import RetryPolicy
+from holdfast.errors import UsageError, WrongKindError
+from holdfast.work import OnDoubt, Work, as_work
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NOTHING: Any = object()
+
+
+# Where a verb is used
+
+
+def frame_for(verb: str) -> Frame | None:
+    """The frame of async code. Raises WrongKindError in a thread of a `def` body, and None outside of a run."""
+    frame = here()
+    if frame is not None and not on_loop(frame):
+        raise WrongKindError(
+            f"{verb} is awaited, and this is a def body in a thread. Use holdfast.blocking.{verb} here, or make the "
+            f"function async def."
+        )
+    return frame
+
+
+def on_loop(frame: Frame) -> bool:
+    """Whether the calling code runs on the event loop of its run."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    if loop is not frame.scope.loop:
+        raise UsageError(
+            "this code runs on an event loop of its own, and its run on another one. Use the verbs in the body itself."
+        )
+    return True
+
+
+def in_thread(frame: Frame, work: Coroutine[Any, Any, R], lane: Any = None) -> R:
+    """The result of a verb for a `def` body: its thread waits. `lane` is served meanwhile, if there is one.
+
+    Raises Suspended when the run was let go.
+    """
+    future = asyncio.run_coroutine_threadsafe(work, frame.scope.loop)
+    try:
+        if lane is not None:
+            future.add_done_callback(lambda _: lane.retire())
+            lane.serve()
+        return future.result()
+    except (concurrent.futures.CancelledError, asyncio.CancelledError):
+        raise Suspended from None
+    except BaseException:
+        future.cancel()
+        raise
+
+
+# Calls
+
+
+class Call:
+    """`call(f, ...)`: the result of `f`, durable before the next line runs and found again after a crash.
+
+    `call.options(...)` gives the same with options: `key` names it in its scope, `on_doubt` says what to do when
+    it was cut off by a crash ("retry", "fail", or "ask" a person), `timeout` is in seconds for each attempt,
+    `retry` a RetryPolicy.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def options(
+        self,
+        *,
+        key: str | None = None,
+        on_doubt: OnDoubt | None = None,
+        timeout: float | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> Call:
+        """The same with these options; what is not given stays as the function's own step says."""
+        given = {"key": key, "on_doubt": on_doubt, "timeout": timeout, "retry": retry}
+        return Call(**self._options | {name: value for name, value in given.items() if value is not None})
+
+    @overload
+    def __call__(
+        self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
+
+    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        return call_async(self._work(fn), args, kwargs)
+
+    def _work(self, fn: Callable[..., Any]) -> Work:
+        work = as_work(fn)
+        return with_options(work, self._options) if self._options else work
+
+
+def with_options(work: Work, options: dict[str, Any]) -> Work:
+    """The same function with other options."""
+    own = {name: getattr(work, name) for name in ("name", "retry", "timeout", "on_doubt", "executor", "key")}
+    changed = Work(work.fn, **own | options)
+    changed.origin = work.origin
+    return changed
+
+
+def call_async(work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+    """A journaled call for async code; a plain one outside of a run."""
+    frame = frame_for("call")
+    if frame is None:
+        return _plainly(work, args, kwargs)
+    place = frame.take(work.called, frame.scope.digest((args, kwargs)), work.key)
+    return frame.scope.call(place, work, args, kwargs)
+
+
+def call_blocking(work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same for a thread of a `def` body; a `def` function runs in that very thread."""
+    frame = frame_in_thread("call")
+    if frame is None:
+        result = work.fn(*args, **kwargs)
+        return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+    place = frame.take(work.called, frame.scope.digest((args, kwargs)), work.key)
+    # A thread that waits for a timeout cannot do the work itself.
+    lane = frame.scope.lane() if not work.is_async and work.timeout is None and work.executor is None else None
+    return in_thread(frame, frame.scope.call(place, work, args, kwargs, lane), lane)
+
+
+def frame_in_thread(verb: str) -> Frame | None:
+    """The frame of a `def` body. Raises WrongKindError on the event loop, which it would stop."""
+    frame = here()
+    if frame is not None and on_loop(frame):
+        raise WrongKindError(
+            f"holdfast.blocking.{verb} would stop the event loop that this async body runs on. Use `await {verb}(...)` "
+            f"of holdfast here."
+        )
+    return frame
+
+
+async def _plainly(work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = work.fn(*args, **kwargs)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _awaited(result: Awaitable[R]) -> R:
+    return await result
+
+
+# Waits
+
+
+def ask(
+    question: str,
+    *,
+    data: Any = None,
+    schema: Any = None,
+    timeout: float | timedelta | None = None,
+    default: Any = NOTHING,
+    key: str | None = None,
+) -> Coroutine[Any, Any, Any]:
+    """The answer that somebody gives with `rt.answer` or `holdfast answer`; the run needs no process meanwhile.
+
+    `schema` is a type or a JSON Schema that the answer must fit, `data` goes along with the question. After
+    `timeout` it is `default`; without a default that raises WaitTimeoutError.
+    """
+    return asking(needed("ask", frame_for("ask")), question, data, schema, timeout, default, key)
+
+
+def asking(
+    frame: Frame, question: str, data: Any, schema: Any, timeout: Any, default: Any, key: str | None
+) -> Coroutine[Any, Any, Any]:
+    """What `ask` does in that frame."""
+    if type(question) is not str or not question:
+        raise UsageError(f"ask(question): it must be a text, not {ascii(question)[:80]}")
+    body = {"wait": "ask", "question": question, "data": data, "schema": schema_tree(schema)}
+    place = frame.take("ask", frame.scope.digest((question, data)), key)
+    return frame.scope.wait(place, {**body, "seconds": _seconds("ask", timeout)}, schema, default)
+
+
+def receive(
+    topic: str, *, timeout: float | timedelta | None = None, default: Any = NOTHING, key: str | None = None
+) -> Coroutine[Any, Any, Any]:
+    """The next message that was sent to this run under `topic`, before or after this; it needs no process meanwhile.
+
+    Messages come in the order in which they were sent, each once. After `timeout` it is `default`; without a
+    default that raises WaitTimeoutError.
+    """
+    return receiving(needed("receive", frame_for("receive")), topic, timeout, default, key)
+
+
+def receiving(frame: Frame, topic: str, timeout: Any, default: Any, key: str | None) -> Coroutine[Any, Any, Any]:
+    """What `receive` does in that frame."""
+    body = {"wait": "receive", "topic": check_topic(topic), "seconds": _seconds("receive", timeout)}
+    return frame.scope.wait(frame.take("receive", frame.scope.digest(topic), key), body, None, default)
+
+
+def check_topic(topic: object) -> str:
+    """The topic itself. Raises UsageError for what is no text."""
+    if type(topic) is not str or not 0 < len(topic) <= 200 or any("\ud800" <= char <= "\udfff" for char in topic):
+        raise UsageError(f"a topic is a text of 1 to 200 characters, not {ascii(topic)[:80]}")
+    return topic
+
+
+def sleep(until: float | timedelta | datetime, *, key: str | None = None) -> Coroutine[Any, Any, None]:
+    """Return after so many seconds, a timedelta, or at a datetime; the run needs no process meanwhile.
+
+    It ends once, never early, and also when the time came while nobody was alive.
+    """
+    frame = frame_for("sleep")
+    body = sleep_body(until)
+    if frame is None:
+        return _sleep_plainly(body)
+    return sleeping(frame, until, key)
+
+
+def sleeping(frame: Frame, until: float | timedelta | datetime, key: str | None) -> Coroutine[Any, Any, None]:
+    """What `sleep` does in that frame."""
+    body = sleep_body(until)
+    return frame.scope.wait(frame.take("sleep", frame.scope.digest(until), key), body, None, NOTHING)
+
+
+def sleep_body(until: float | timedelta | datetime) -> dict[str, Any]:
+    """The wait that a sleep is."""
+    if isinstance(until, datetime):
+        if until.tzinfo is None:
+            raise UsageError(f"sleep({until!r}): the datetime needs a time zone, e.g. datetime.now(UTC)")
+        return {"wait": "sleep", "until": until.timestamp()}
+    return {"wait": "sleep", "seconds": _seconds("sleep", until, "until")}
+
+
+def seconds_left(body: dict[str, Any]) -> float:
+    """How long a plain sleep takes."""
+    return max(body["until"] - datetime.now(UTC).timestamp(), 0.0) if "until" in body else float(body["seconds"])
+
+
+async def _sleep_plainly(body: dict[str, Any]) -> None:
+    await asyncio.sleep(seconds_left(body))
+
+
+def _seconds(verb: str, value: Any, what: str = "timeout") -> float | None:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if seconds is None and what == "timeout":
+        return None
+    if type(seconds) not in (int, float) or not 0 <= seconds < 1e11:
+        raise UsageError(f"{verb}({what}={value!r}): seconds or a timedelta, not negative")
+    return float(seconds)
+
+
+def needed(verb: str, frame: Frame | None) -> Frame:
+    """The frame itself. Raises UsageError outside of a run."""
+    if frame is None:
+        raise UsageError(
+            f"{verb}(...) works inside a run only: nobody could reach this code otherwise. In a test, run the flow "
+            f"with Runtime('memory:')."
+        )
+    return frame
+
+
+# Children
+
+
+class Child(Generic[R]):
+    """A child run. Awaiting it gives its result, or raises what it has come to."""
+
+    def __init__(self, frame: Frame, id: str, starting: asyncio.Future[None], wait: Callable[[], Any]) -> None:
+        self.id, self._frame, self._starting, self._wait = id, frame, starting, wait
+
+    def __repr__(self) -> str:
+        return f"<child run {self.id}>"
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._result().__await__()
+
+    async def _result(self) -> R:
+        await asyncio.shield(self._starting)
+        result: R = await self._wait()
+        return result
+
+
+def spawn(flow: Any, input: Any = None, *, id: str | None = None, key: str | None = None) -> Child[Any]:
+    """A child run of `flow`; `await` it for its result. The parent needs no process while it waits.
+
+    It is found again by its id: a parent that runs again joins the child that it has. Left out, the id is made of
+    the parent's and the place of this call. Cancelling the parent cancels it. Its failure is raised here, as
+    RunFailedError.
+    """
+    frame = needed("spawn", frame_for("spawn"))
+    place, child, body = spawning(frame, flow, input, id, key)
+    starting = asyncio.ensure_future(frame.scope.spawn(place, flow, input, child))
+    starting.add_done_callback(lambda f: f.cancelled() or f.exception())  # told to whoever awaits the child
+    return Child(frame, child, starting, lambda: frame.scope.wait(place, body, None, NOTHING))
+
+
+def spawning(frame: Frame, flow: Any, input: Any, id: str | None, key: str | None) -> tuple[Any, str, dict[str, Any]]:
+    """The place, the id and the wait of a child that is spawned in that frame."""
+    if not hasattr(flow, "advance") or not hasattr(flow, "next_step"):
+        raise UsageError(f"spawn(flow, ...) takes a flow (a Pipeline, or a function marked @flow), not {flow!r}")
+    place = frame.take("spawn", frame.scope.digest((flow.name, input)), key if key is not None else id)
+    child = frame.scope.child_id(place) if id is None else check_id(id)
+    return place, child, {"wait": "child", "run": child}
+
+
+# Streams
+
+
+class Emitted:
+    """What `emit` gives: nothing needs to be done with it. Awaiting it waits while too much is unwritten."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        self._work = work
+
+    def __await__(self) -> Generator[Any, None, None]:
+        if self._work is not None:
+            yield from self._work().__await__()
+
+
+def emit(name: str, data: Any = None) -> Emitted:
+    """Add a chunk to the run's stream: seen live, kept in the log, in order, each once.
+
+    Works in async and `def` bodies alike, and returns at once; chunks are written in batches. A producer that
+    may be faster than the disk awaits the result.
+    """
+    frame = here()
+    if frame is None:
+        return Emitted(None)
+    if type(name) is not str or not 0 < len(name) <= 200:
+        raise UsageError(f"emit(name, data): the name is a text of 1 to 200 characters, not {ascii(name)[:80]}")
+    return Emitted(frame.scope.emit(frame, name, data))
+
+
+def progress(fraction: float, text: str | None = None) -> Emitted:
+    """Say how far the step is, from 0 to 1, for whoever watches the run; `run.progress` shows it."""
+    if type(fraction) not in (int, float) or not 0 <= fraction <= 1:
+        raise UsageError(f"progress({fraction!r}): it goes from 0 to 1")
+    return emit("progress", {"fraction": float(fraction), "text": text})
+
+
+call = Call()

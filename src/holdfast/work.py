@@ -1,0 +1,104 @@
+"""A function that a run may be asked to do, with how it is to be done."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Literal, get_args
+
+from holdfast.core.retry import RetryPolicy
+from holdfast.errors import UsageError
+
+OnDoubt = Literal["retry", "fail", "ask"]
+
+
+def check_name(what: str, name: object) -> str:
+    """The name itself. Raises UsageError for what cannot be stored and shown verbatim."""
+    if type(name) is not str or not 0 < len(name) <= 200 or any("\ud800" <= char <= "\udfff" for char in name):
+        raise UsageError(f"the name of {what} is a text of 1 to 200 characters, not {ascii(name)[:80]}")
+    return name
+
+
+class Work:
+    """A function with its name, retries, timeout, executor, and what to do when it was cut off."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: float | None = None,
+        on_doubt: OnDoubt = "retry",
+        executor: Executor | None = None,
+        key: str | None = None,
+    ) -> None:
+        if not callable(fn):
+            raise UsageError(f"a step is a function, not {fn!r}")
+        self.fn, self.retry, self.timeout, self.executor = fn, retry, timeout, executor
+        self.on_doubt: OnDoubt = on_doubt
+        self.key = key
+        self.origin: Work = self
+        """What a worker process finds by its module and name: the step that options were added to."""
+        self.is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
+        if name is not None:
+            check_name("a step", name)
+        own = getattr(fn, "__name__", None)
+        self.name = name or (own if own and own != "<lambda>" else None)
+        self._check(f"step {name or fn!r}")
+
+    def _check(self, what: str) -> None:
+        if self.is_async and self.executor is not None:
+            raise UsageError(f"{what}: an executor runs def functions, not async ones")
+        if self.timeout is not None and (type(self.timeout) not in (int, float) or not self.timeout > 0):
+            raise UsageError(f"{what}: timeout={self.timeout!r} must be a number of seconds, more than 0")
+        if self.retry is not None and not isinstance(self.retry, RetryPolicy):
+            raise UsageError(f"{what}: retry={self.retry!r} must be a RetryPolicy, e.g. RetryPolicy(attempts=3)")
+        if self.executor is not None and not hasattr(self.executor, "submit"):
+            raise UsageError(f"{what}: executor={self.executor!r} must be a concurrent.futures.Executor")
+        if self.on_doubt not in get_args(OnDoubt):
+            raise UsageError(f"{what}: on_doubt={self.on_doubt!r} must be 'retry', 'fail' or 'ask'")
+
+    @property
+    def called(self) -> str:
+        """Its name, or that of what it is made of where it has none."""
+        return self.name or getattr(getattr(self.fn, "func", None), "__name__", None) or type(self.fn).__name__
+
+    @property
+    def returns(self) -> Any:
+        """The declared type of what it returns; None when there is none."""
+        return declared_return(inspect.unwrap(self.fn))
+
+
+@functools.lru_cache(maxsize=1024)
+def _return_of(fn: Callable[..., Any]) -> Any:
+    try:
+        return inspect.get_annotations(fn, eval_str=True).get("return")
+    except (NameError, TypeError, SyntaxError):
+        return None
+
+
+def declared_return(fn: Callable[..., Any]) -> Any:
+    """The return annotation of a function; None when it has none or it cannot be made out."""
+    fn = getattr(fn, "__func__", fn)
+    try:
+        return _return_of(fn)
+    except TypeError:  # not hashable
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _work_of(fn: Callable[..., Any]) -> Work:
+    return Work(fn)
+
+
+def as_work(fn: Any) -> Work:
+    """The function with its options: a step's own, or none."""
+    if isinstance(fn, Work):
+        return fn
+    try:
+        return _work_of(fn)
+    except TypeError:  # not hashable
+        return Work(fn)
