@@ -2,9 +2,10 @@
 
     runs     one small mutable row per run; `n` is never used again, so a late writer cannot
              hit another run
-    entries  the log; id = n << 32 | seq, so a run's entries lie together in one b-tree and
-             need no second index (a rowid table stores 2 KB entries in half the bytes of
-             WITHOUT ROWID); `body` comes last so that lists need not read through it
+    entries  the log, in the order in which it came, so that what many runs write at once lies
+             together; id = n << 32 | seq finds the entries of a run (a rowid table stores 2 KB
+             entries in half the bytes of WITHOUT ROWID); `body` comes last so that lists need
+             not read through it
     inbox    mail; keyed mail stays as taken so that its key is never accepted again
     owners   who said when to be alive for how long
 
@@ -50,7 +51,8 @@ MIGRATIONS: list[str] = [
     create index runs_expiring on runs (expires_at) where expires_at is not null;
     create index runs_by_parent on runs (parent) where parent is not null;
     create table entries (
-        id integer primary key,
+        place integer primary key,
+        id integer not null unique,
         kind text not null,
         fence integer not null,
         at real not null,

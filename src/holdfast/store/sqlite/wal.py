@@ -10,14 +10,14 @@ import apsw
 
 MOVE_AT_PAGES = 4000
 WARM_AT_COMMITS = 8
-WARM_BYTES = 500_000
+WARM_BYTES = 800_000
 
 
 class WalKeeper:
     """A background thread that moves the WAL into the file and lets it grow in one go.
 
     A WAL that has already grown commits nearly twice as fast as a fresh one, because overwriting beats
-    allocating: after the first few commits half a megabyte of zeros is put behind its end. SQLite reads
+    allocating: after the first few commits 0.8 MB of zeros are put behind its end. SQLite reads
     frames only as far as it has written them, and while the keeper holds the write lock nobody appends.
     A short run never pays for that.
     """
