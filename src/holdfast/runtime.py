@@ -214,6 +214,7 @@ class Runtime:
             await engine.shutdown(self._grace, hurry)
         finally:
             self._engine = self._verbs = self._closing = None
+            await self._reader.drain()  # who asked for a run in this very moment is told that this process stops
             await self._store.close()
 
     def _verbs_now(self) -> Verbs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -413,3 +414,16 @@ async def test_a_run_that_is_live_is_owned_by_name(make_runtime: MakeRuntime) ->
         with pytest.raises(RunOwnedError, match=run.owner):
             await other.resume("r1")
         gated.gate.set()
+
+
+@pytest.mark.parametrize("turns", range(3))
+async def test_who_looks_at_a_run_just_before_the_runtime_closes_gets_an_answer(tmp_path: Path, turns: int) -> None:
+    store = f"sqlite:{tmp_path}/runs.db"
+    async with Runtime(store) as rt:
+        await rt.run(Pipeline("flow", [lambda state: None]), {}, id="r1")
+    async with Runtime(store) as rt:
+        asking = asyncio.ensure_future(rt.get("r1"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await rt.close()
+        assert await asking is not None

@@ -120,6 +120,14 @@ class Reader:
             if not waiting.done():
                 waiting.set_result(head)
 
+    async def drain(self) -> None:
+        """Return when everything that was asked for has been answered."""
+        while self._asked or self._reading:
+            if self._reading:
+                await asyncio.wait(self._reading)
+            else:
+                await asyncio.sleep(0)
+
     async def log(self, run: str, after: int = 0, upto: int | None = None) -> AsyncIterator[Entry]:
         """The entries of a run in order, read page by page."""
         while True:
