@@ -292,7 +292,7 @@ class Engine:
     # On the way
 
     async def _drive(self, live: LiveRun) -> None:
-        outcome = Outcome(error=RunInterruptedError(live.id))
+        outcome: Outcome | None = None
         held, runner = False, live.runner
         try:
             held = await self._slot(live)
@@ -311,7 +311,7 @@ class Engine:
                 self._slots.release()
             if self.live.get(live.id) is live:
                 del self.live[live.id]
-            self._left(live, outcome)
+            self._left(live, outcome or Outcome(error=RunInterruptedError(live.id)))
 
     async def _slot(self, live: LiveRun) -> bool:
         """Wait for a turn, or until the run is wanted to leave, which needs none."""

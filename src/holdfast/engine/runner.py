@@ -15,7 +15,7 @@ import random
 import traceback
 from typing import Any
 
-from holdfast.context import enter
+from holdfast.context import enter, leave
 from holdfast.core.codec import Codec, Tree, dumps
 from holdfast.core.failures import describe
 from holdfast.core.ids import storable
@@ -30,7 +30,7 @@ from holdfast.engine.saving import Saving
 from holdfast.engine.scope import StepScope
 from holdfast.engine.surroundings import Surroundings
 from holdfast.engine.waits import Waits
-from holdfast.engine.writer import Mark, RunWriter, StepTaken
+from holdfast.engine.writer import Mark, RunWriter
 from holdfast.errors import (
     HoldfastError,
     OwnershipLostError,
@@ -162,7 +162,7 @@ class Runner:
             started = self.around.clock.now()
             self.show("step_started", started, step=name)
             try:
-                position, tree = await self._attempt(step, name)
+                cursor, tree = await self._attempt(step, name)
             except _Cut:
                 if self.control.cut:
                     raise
@@ -180,7 +180,8 @@ class Runner:
             except BaseException as raised:
                 error = raised
             else:
-                await self._arrived(position, tree, (name, started, self.around.clock.now()))
+                self._failures, self._retry_at, self._takeups = 0, 0.0, 1
+                await self._saving.step_done(tree, cursor, (name, started, self.around.clock.now()))
                 return None
             if self.control.cancel is not None:
                 return None  # that is final, however the step ended
@@ -195,15 +196,15 @@ class Runner:
             raise StepMissingError(self.writer.run, self._flow.name, name, self._flow.step_names)
         return step, name
 
-    async def _attempt(self, step: Step[..., Any], name: str) -> tuple[Position, Tree]:
-        """One call of the step, on a copy of the state that only this attempt sees."""
+    async def _attempt(self, step: Step[..., Any], name: str) -> tuple[dict[str, Any], Tree]:
+        """One call of the step, on a copy of the state that only this attempt sees: where it leads to."""
         position = Position(self._copy(), self.cursor)
         number = self.cursor["step"]
         self._verdict = None
         self._scope = scope = StepScope(self.host, number, self._loop)
         if step.timeout is not None:
             scope.root.deadline = self.around.clock.now() + step.timeout
-        enter(scope.root)
+        before = enter(scope.root)
         try:
             work = self._flow.advance(position, scope)
             after = await (work if step.timeout is None else within(step.timeout, name, work, scope.close))
@@ -214,15 +215,17 @@ class Runner:
             self._scope, self._waits = None, scope.waits
             scope.close()
             scope.cancel_tasks(but=self._task)
+            scope.forget_frame()
             self._uncancel()
             if self._verdict is not None:
                 raise self._verdict  # whatever the step did about it came too late
+        leave(before)
         if self.host.journaled or self.host.wrote_notes:
             await self.host.finish_step(number)
         tree = self._saving.tree if after.state is KEEP else self._codec.encode(after.state, like=self._saving.tree)
         if after.result is not NO_RESULT:
             self._result = self._codec.encode(after.result, path="result")
-        return after, tree
+        return after.cursor, tree  # the copy is let go before the commit is waited for
 
     def _stop_body(self, verdict: Exception) -> None:
         """End the attempt under way: whatever it comes to does not count."""
@@ -280,11 +283,6 @@ class Runner:
         return StepRaised(asyncio.CancelledError("the step was cancelled from inside"))
 
     # What follows a step
-
-    async def _arrived(self, position: Position, tree: Tree, taken: StepTaken) -> None:
-        """The step is done, and saved if the policy says so."""
-        self._failures, self._retry_at, self._takeups = 0, 0.0, 1
-        await self._saving.step_done(tree, position.cursor, taken)
 
     async def _failed(self, step: Step[..., Any], name: str, started: float, error: BaseException) -> Outcome | None:
         """Write the failed attempt down; an outcome when there is no other."""

@@ -68,7 +68,7 @@ class Saving:
         fields: dict[str, Any] = {}
         progress = self._progress(always=extra is not None)
         if progress is not None:
-            extra = {**(extra or {}), **self._carried()}
+            extra = self._carried(extra)
             if self._retention is not None and (floor := self._floor(self._retention)) != writer.floor:
                 fields["floor"] = floor
         mail = await writer.write(marks or [], progress=progress, extra=extra, take=take, **fields)
@@ -95,7 +95,7 @@ class Saving:
         await self._writer.write(
             marks,
             progress=progress,
-            extra=self._carried() if progress is not None else None,
+            extra=self._carried(None) if progress is not None else None,
             status=status,
             take=(*self._control.mail_ids(), *take),
             drop_history=drop,
@@ -109,10 +109,10 @@ class Saving:
     def _progress(self, *, always: bool = False) -> Progress | None:
         return Progress(self.tree, self.cursor, self._unsaved) if self._unsaved or always else None
 
-    def _carried(self) -> dict[str, Any]:
-        """What is known of steps behind the checkpoint, which whoever goes on from it needs."""
-        carried = self.host.journal.carried() if self.host is not None and self.host.journaled else []
-        return {"journal": carried} if carried else {}
+    def _carried(self, extra: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The same with what is known of steps behind the checkpoint, which whoever goes on from it needs."""
+        carried = self.host.journal.carried() if self.host is not None and self.host.journaled else None
+        return {**(extra or {}), "journal": carried} if carried else extra
 
     # Showing
 

@@ -111,13 +111,14 @@ class StepScope:
         self.root = Frame(self, f"{number}/")
         self.busy = 0
         """How many calls are under way that do not themselves wait for something from outside."""
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: set[asyncio.Task[Any]] | None = None
         self.waits: Waits | None = None
 
     # What flows ask for
 
     async def perform(self, step: Work, *args: Any) -> Any:
         """The result of the step's function."""
+        self.check_open()
         if step.on_doubt == "retry":
             return await self.host.hands.do_step(step, args, self.root)
         # Its effect must not be repeated unasked, so it is journaled as a call is. The runner retries it.
@@ -225,6 +226,8 @@ class StepScope:
         """The calling task takes part in the attempt: it is cancelled when the attempt is let go."""
         self.check_open()
         task = asyncio.current_task()
+        if self.tasks is None:
+            self.tasks = set()
         if task is not None and task not in self.tasks:
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
@@ -283,6 +286,10 @@ class StepScope:
 
     def cancel_tasks(self, but: asyncio.Task[Any] | None) -> None:
         """Cancel what is still under way of a closed attempt."""
-        for task in list(self.tasks):
+        for task in list(self.tasks or ()):
             if task is not but and not task.done():
                 task.cancel()
+
+    def forget_frame(self) -> None:
+        """Let go of the frame of an ended attempt: otherwise the two keep each other until a collection finds them."""
+        del self.root

@@ -84,9 +84,9 @@ class RunWriter:
         """
         if self.closed:
             raise OwnershipLostError(self.run, self.fence)
-        now, given = self._clock.now(), dict(fields)
-        fields = {**self.fields_due, **fields}
-        entries, segment = self._entries(marks, progress, extra or {}, now, whole=drop_history)
+        now, given = self._clock.now(), fields
+        fields = {**self.fields_due, **given}
+        entries, segment = self._entries(marks, progress, extra, now, whole=drop_history)
         rebase = _last_checkpoint(entries) if drop_history else None
         if rebase is not None:
             fields["floor"] = rebase.seq
@@ -198,7 +198,7 @@ class RunWriter:
             self.floor = entry.seq
 
     def _entries(
-        self, marks: Sequence[Mark], progress: Progress | None, extra: dict[str, Any], now: float, *, whole: bool
+        self, marks: Sequence[Mark], progress: Progress | None, extra: dict[str, Any] | None, now: float, *, whole: bool
     ) -> tuple[list[Entry], Segment]:
         """The entries of a commit in order: what was due, the checkpoint, the marks."""
         segment, run, fence = self.segment, self.run, self.fence
@@ -210,7 +210,7 @@ class RunWriter:
         if progress is None and whole:
             progress = Progress(self.tree, self.cursor, ())
         if progress is not None:
-            extra = {"steps": progress.steps, **extra}
+            extra = {"steps": progress.steps, **extra} if extra else {"steps": progress.steps}
             seq = self.seq + len(entries) + 1
             body, segment = segment.next(
                 seq,
@@ -266,7 +266,10 @@ class RunWriter:
         if landed.segment.base != self.segment.base:
             self.beside = 0
         self.written, self.segment = landed.entries, landed.segment
-        self.marks_due, self.fields_due = [], {}
+        if self.marks_due:
+            self.marks_due = []
+        if self.fields_due:
+            self.fields_due = {}
         if landed.entries:
             self.seq = landed.entries[-1].seq
         if landed.progress is not None:
