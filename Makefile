@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Tests and benchmarks start many processes: let them keep their bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test check bench torture clean
+.PHONY: setup demo examples test check bench torture clean
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Holdfast needs Python 3.11 or newer; set PYTHON=...")'
@@ -18,6 +18,11 @@ setup: $(READY)
 
 demo: setup            ## a research pipeline, killed twice, goes on each time
 	$(BIN)/holdfast demo
+
+examples: setup        ## every example once, in a store that is thrown away
+	@store=$$(mktemp -d) && for name in named_steps research_task durable_function approval fan_out streaming; do \
+	    echo "== $$name" && HOLDFAST_STORE=sqlite:$$store/runs.db $(BIN)/python examples/$$name.py || exit 1; \
+	done; rm -rf "$$store"
 
 test: setup            ## every test, a fixed-seed share of the torture included
 	$(BIN)/python -m pytest -n 2

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from holdfast.blocking import Runtime
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name: str, *arguments: str) -> str:
+def run(name: str, *arguments: str, store: str = "") -> str:
     command = [sys.executable, str(EXAMPLES / name), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    env = os.environ | {"HOLDFAST_STORE": store}
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=env).stdout
+
+
+def killed(name: str, *arguments: str, store: str, at: str) -> list[str]:
+    """What the example printed until the line that begins with `at`, when it was killed."""
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    env = os.environ | {"HOLDFAST_STORE": store}
+    lines = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if line.startswith(at):
+                process.kill()
+                break
+    assert lines[-1].startswith(at)
+    return lines
+
+
+def done(lines: list[str]) -> list[str]:
+    return [line.removeprefix("doing: ") for line in lines if line.startswith("doing: ")]
+
+
+@pytest.fixture(params=["sqlite", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"{request.param}:{tmp_path / 'runs'}"
 
 
 @pytest.mark.parametrize("scheme", ["sqlite", "file"])
@@ -45,3 +74,82 @@ def test_the_named_steps_pause_resume_and_end(tmp_path: Path) -> None:
     assert types.count("paused") == 2  # the event, and what the program says of it
     assert lines[-1] == "result: {'night': 1, 'rows': [1, 2, 3], 'published': True}"
     assert run("named_steps.py", store).splitlines() == ["0 interrupted runs taken up", lines[-1]]
+
+
+def test_the_durable_function_goes_on_behind_the_last_call_that_finished(store: str) -> None:
+    killed("durable_function.py", "0.1", store=store, at="doing: looking up split")
+    again = run("durable_function.py", "0", store=store).splitlines()
+    assert done(again) == ["looking up split", "buying a ticket to porto"]
+    assert "no flights to atlantis" in again  # a failure that was caught is raised and caught again
+    assert again[-1].startswith("result: ticket porto-")
+    assert run("durable_function.py", "0", store=store).splitlines() == again[-1:]
+
+
+@pytest.mark.parametrize(("answer", "bought"), [({"done": True, "result": "porto-7"}, 0), ({"done": False}, 1)])
+def test_the_durable_function_asks_whether_it_has_paid_when_it_was_killed_then(
+    store: str, answer: dict[str, object], bought: int
+) -> None:
+    killed("durable_function.py", "0.1", store=store, at="doing: buying")
+    for _ in range(2):
+        again = run("durable_function.py", "0", store=store).splitlines()
+        assert done(again) == []
+        assert any(line.startswith("waiting: an answer to 'Was the call") for line in again)
+    with Runtime(store) as rt:
+        rt.answer("trip-1", answer)
+    last = run("durable_function.py", "0", store=store).splitlines()
+    assert done(last) == ["buying a ticket to porto"] * bought
+    assert last[-1].startswith("result: ticket porto-" + ("" if bought else "7 "))
+
+
+def test_the_approval_is_asked_by_one_process_answered_by_another_and_finished_by_a_third(store: str) -> None:
+    killed("approval.py", store=store, at="doing: writing a draft")
+    lines = run("approval.py", store=store).splitlines()
+    assert done(lines) == ["writing a draft"]
+    assert lines[-1].startswith('waiting for an answer to "May this be published?')
+    with Runtime(store) as rt:
+        [question] = rt.asks()
+        assert rt.answer("notice-1", True) == question.id
+    assert killed("approval.py", store=store, at="doing: publishing") == ["doing: publishing"]
+    last = run("approval.py", store=store).splitlines()
+    assert last == ["doing: publishing", "result: published at https://example.org/16"]
+    assert run("approval.py", store=store).splitlines() == last[-1:]
+
+
+def test_the_approval_takes_one_answer_and_tells_the_second_so(store: str) -> None:
+    run("approval.py", store=store)
+    assert run("approval.py", "no", store=store).splitlines() == ["result: thrown away"]
+    late = run("approval.py", "yes", store=store).splitlines()
+    assert late[0].startswith("cannot answer run notice-1: it is completed")
+    assert late[1:] == ["result: thrown away"]
+
+
+def kept(lines: list[str]) -> dict[str, str]:
+    found = (line.removeprefix("kept: ").rstrip(")").split(" (") for line in lines if line.startswith("kept: "))
+    return dict(found)
+
+
+@pytest.mark.parametrize("at", ["kept: fetch 4", "kept: count 2", "doing: write 3"])
+def test_the_fan_out_does_nothing_again_that_was_kept(store: str, at: str) -> None:
+    before = killed("fan_out.py", "0.2", store=store, at=at)
+    again = run("fan_out.py", "0", store=store).splitlines()
+    assert again[-1] == "result: chapter 1, chapter 2, chapter 3 from 42 words"
+    assert set(done(again)).isdisjoint(kept(before))
+    assert len(done(again)) == len(set(done(again)))
+    assert {what for what, how in kept(again).items() if how == "found"} >= set(kept(before))
+    assert len(kept(again)) == 15
+    assert run("fan_out.py", "0", store=store).splitlines() == again[-1:]
+
+
+def test_the_reader_of_the_stream_ends_with_the_words_of_the_result_though_the_writer_was_killed(store: str) -> None:
+    killed("streaming.py", store=store, at="doing: paragraph 2 is written")
+    command = [sys.executable, str(EXAMPLES / "streaming.py"), "read"]
+    env = os.environ | {"HOLDFAST_STORE": store}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as reader:
+        killed("streaming.py", store=store, at="doing: paragraph 3 is written")
+        written = run("streaming.py", store=store).splitlines()
+        read, _ = reader.communicate(timeout=60)
+    lines = read.splitlines()
+    assert lines[-1].removeprefix("read: ") == written[-1].removeprefix("result: ")
+    seqs = [int(line[:4]) for line in lines[:-1]]
+    assert seqs == sorted(set(seqs))
+    assert [line[5:] for line in lines if "progress" in line] == [f"progress: {n} of 4" for n in (1, 2, 3, 4)]
