@@ -426,10 +426,10 @@ class Runtime:
         self._verbs_now()
         return await self._mailing.answer(id, value, ask)
 
-    async def asks(self, id: str | None = None) -> AsyncIterator[Ask]:
-        """The questions that are open, of one run or of all."""
+    async def asks(self, id: str | None = None, *, raw: bool = False) -> AsyncIterator[Ask]:
+        """The questions that are open, of one run or of all; `raw` as in `load`, for their data."""
         self._verbs_now()
-        async for question in self._mailing.asks(id):
+        async for question in self._mailing.asks(id, raw=raw):
             yield question
 
     # Removing

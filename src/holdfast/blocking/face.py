@@ -292,8 +292,8 @@ class Runtime:
         return self._loop.wait(self._runtime.answer(id, value, ask=ask))
 
     @_like(face.Runtime.asks)
-    def asks(self, id: str | None = None) -> Iterator[Ask]:
-        return self._loop.iterate(self._runtime.asks(id))
+    def asks(self, id: str | None = None, *, raw: bool = False) -> Iterator[Ask]:
+        return self._loop.iterate(self._runtime.asks(id, raw=raw))
 
     @_like(face.Runtime.delete)
     def delete(self, id: str) -> None:

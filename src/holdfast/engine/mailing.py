@@ -55,14 +55,14 @@ class Mailing:
             raise AnsweredError(run, ask)
         return ask
 
-    async def asks(self, run: str | None) -> AsyncIterator[Ask]:
-        """The open questions of one run, or of all."""
+    async def asks(self, run: str | None, *, raw: bool = False) -> AsyncIterator[Ask]:
+        """The open questions of one run, or of all; `raw` leaves their data as the JSON that is stored."""
         if run is not None:
             head = await self._reader.head(check_id(run))
             if head is None:
                 raise RunNotFoundError(run)
             for record in await self._open_asks(head):
-                yield self._ask(head, record)
+                yield self._ask(head, record, raw=raw)
             return
         query = Query(states=_ASKING, limit=_PAGE)
         while heads := await self._engine.store.list_heads(query):
@@ -73,7 +73,7 @@ class Mailing:
                     except StoreDamagedError:
                         continue  # told by `doctor`; the questions of the others are shown
                     for record in found:
-                        yield self._ask(head, record)
+                        yield self._ask(head, record, raw=raw)
             query = replace(query, after=(heads[-1].created_at, heads[-1].id))
 
     async def children_ended(self, head: Head) -> bool:
@@ -82,14 +82,14 @@ class Mailing:
         found = await self._engine.store.read_heads(children) if children else []
         return any(child is None or child.status in ENDED for child in found)
 
-    def _ask(self, head: Head, record: Record) -> Ask:
+    def _ask(self, head: Head, record: Record, *, raw: bool) -> Ask:
         body = record.body
         return Ask(
             id=body["ask"],
             run=head.id,
             flow=head.flow,
             question=body["question"],
-            data=self._codec(head).decode(body["data"], path="data"),
+            data=body["data"] if raw else self._codec(head).decode(body["data"], path="data"),
             schema=body["schema"],
             asked_at=when(body["at"]),
             expires_at=None if body["until"] is None else when(body["until"]),
