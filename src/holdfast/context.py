@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
+import itertools
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -28,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MANY = 256
-"""Branches of one scope up to which it is worth knowing which of them overlap."""
+"""Tasks at once in one scope up to which it is worth knowing which of them overlap."""
 
 
 class Suspended(BaseException):
@@ -40,6 +42,8 @@ class Scope(Protocol):
 
     pid: int
     loop: asyncio.AbstractEventLoop
+    starting: set[asyncio.Future[None]] | None
+    """The children on their way that the code has not awaited yet."""
 
     async def perform(self, step: Any, *args: Any) -> Any:
         """The result of calling the step's function, wherever it belongs: loop, thread or executor."""
@@ -93,6 +97,8 @@ class Frame:
     """A stretch of code that makes its calls one after the other: a body, a task in it, a call's function."""
 
     __slots__ = (
+        "bound",
+        "branches",
         "call",
         "deadline",
         "firm",
@@ -105,6 +111,7 @@ class Frame:
         "running",
         "scope",
         "threaded",
+        "unbound",
     )
 
     def __init__(self, scope: Scope, path: str | None, parent: Frame | None = None, *, call: str | None = None) -> None:
@@ -124,6 +131,12 @@ class Frame:
         """Whether the effect of its call must not be repeated unasked, and whether the call is under way."""
         self.deadline: float | None = parent.deadline if parent is not None else None
         """When the attempt that this belongs to times out."""
+        self.branches = 0
+        """How many tasks in it have named their scopes and not ended."""
+        self.bound: int | None = None
+        """For a thread bound to the run: when its function was bound, among all that were bound or ended."""
+        self.unbound: int | None = None
+        """When its function ended, likewise."""
 
     def take(self, name: str, args: str | None, key: str | None) -> Place:
         """The place of the next verb of that name. A branch gets its name by its first one."""
@@ -139,7 +152,8 @@ class Frame:
     @property
     def _names(self) -> Names:
         if self.names is None:
-            self.names = Names()
+            with _naming:
+                self.names = self.names or Names()
         return self.names
 
     def _begin_branch(self, name: str, args: str | None, key: str | None) -> None:
@@ -154,8 +168,9 @@ class Frame:
                 f"a task begins with a call of {name!r} whose arguments cannot be encoded, so nothing tells it from "
                 f"other tasks after a crash. Give it a key: {name}.options(key=...)(...) or call.options(key=...)(...)."
             )
-        mine = _Branch(self.holder)
-        taken = above._names.branch(first, mine, mine.follows)
+        mine, names = _Branch(self, above), above._names
+        with _naming:  # threads that are bound to the run may begin at once
+            taken = names.branch(first, mine, mine.follows)
         if taken is None:
             raise IdenticalBranchError(above.scope.context(above).id, name)
         self.path = f"{above.path}{taken}/"
@@ -170,21 +185,61 @@ class Frame:
 
 
 class _Branch:
-    """A task that has named its scope, and, once it has ended, the tasks that were there at the same time."""
+    """A task, or a thread bound to the run, that has named its scope."""
 
-    def __init__(self, holder: object) -> None:
-        self.holder = holder
+    def __init__(self, frame: Frame, above: Frame) -> None:
+        self.frame = frame
+        self._above = above
         self.beside: WeakSet[Any] | None = None
-        if isinstance(holder, asyncio.Task):
-            holder.add_done_callback(self._ended)
+        """Once it has ended: the tasks that were there at the same time; None when that is not known."""
+        if isinstance(frame.holder, asyncio.Task):
+            above.branches += 1
+            frame.holder.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        there = asyncio.all_tasks(task.get_loop())
-        self.beside = WeakSet(there) if len(there) <= _MANY else None
+        if self._above.branches <= _MANY:
+            self.beside = _beside(task)
+        self._above.branches -= 1
 
     def follows(self, other: _Branch) -> bool:
-        """Whether this task was started after the other had ended."""
-        return other.beside is not None and self.holder not in other.beside
+        """Whether this was started after the other had ended."""
+        mine, theirs = self.frame, other.frame
+        if mine.bound is not None:
+            return theirs.unbound is not None and theirs.unbound < mine.bound
+        return other.beside is not None and mine.holder not in other.beside
+
+
+_last_look: tuple[asyncio.AbstractEventLoop, WeakSet[Any]] | None = None
+
+
+def _beside(ended: asyncio.Task[Any]) -> WeakSet[Any]:
+    """The tasks that were there when this one ended, told by one of its callbacks.
+
+    Whoever awaited it may have gone on already and started the next one. That has not begun to run: it stands
+    in the loop's queue behind this callback. All tasks that end in one turn of the loop share a look around,
+    as long as they had ended by then; what had not begun to run at that time counts as there for them.
+    """
+    global _last_look
+    loop = ended.get_loop()
+    if _last_look is not None and _last_look[0] is loop and ended not in _last_look[1]:
+        return _last_look[1]
+    there = asyncio.all_tasks(loop)
+    _last_look = loop, WeakSet(there)
+    loop.call_soon(_look_again)
+    return WeakSet(task for task in there if _has_begun(task))
+
+
+def _look_again() -> None:
+    global _last_look
+    _last_look = None
+
+
+def _has_begun(task: asyncio.Task[Any]) -> bool:
+    coro: Any = task.get_coro()
+    try:
+        return inspect.getcoroutinestate(coro) != inspect.CORO_CREATED
+    except AttributeError:  # made by something else than Python
+        return True
 
 
 class RunContext(msgspec.Struct, frozen=True):
@@ -223,13 +278,16 @@ class RunContext(msgspec.Struct, frozen=True):
 
         Each call of it is a scope of its own, as a task is: `threading.Thread(target=current_run().bind(work))`.
         """
-        here, frame = contextvars.copy_context(), self.frame
+        here, frame, bound_at = contextvars.copy_context(), self.frame, next(_order)
 
         def inside(args: Any, kwargs: Any) -> R:
             branch = Frame(frame.scope, None, frame)
-            branch.holder, branch.threaded = threading.get_ident(), True
+            branch.holder, branch.threaded, branch.bound = threading.get_ident(), True, bound_at
             _current.set(branch)
-            return fn(*args, **kwargs)
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                branch.unbound = next(_order)
 
         @wraps(fn)
         def bound(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -239,6 +297,8 @@ class RunContext(msgspec.Struct, frozen=True):
 
 
 _current: ContextVar[Frame | None] = ContextVar("holdfast_run", default=None)
+_order = itertools.count()
+_naming = threading.Lock()
 
 _elsewhere = False
 

@@ -2,7 +2,7 @@
 
     key     = scope + name + occurrence in that scope         0/fetch:1     0/fetch=page-7
     scope   = the body of a step                              0/
-              a task started in it, named by its first call   0/fetch(5f2a90c1)/
+              a task started in it, named by its first call   0/fetch(5f2a90c1)/     0/fetch(=page-7)/
               the function of a call                          0/fetch:1/
 
 The body is named by its step's number, so that a step whose save was skipped by policy finds its own calls
@@ -27,6 +27,7 @@ and of those without a key:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, Literal
@@ -225,10 +226,11 @@ class Names:
 
     def key(self, name: str, chosen: str | None) -> str | None:
         """The key of the next call of that name, or with that chosen key; None when that one is taken."""
+        name = _plain(name)
         if chosen is None:
             self._counts[name] = count = self._counts.get(name, 0) + 1
-            return f"{_plain(name)}:{count}"
-        key = f"{_plain(name)}={_plain(chosen)}"
+            return f"{name}:{count}"
+        key = f"{name}={_plain(chosen)}"
         if key in self._counts:
             return None
         self._counts[key] = 1
@@ -251,12 +253,15 @@ class Names:
 
 
 def _plain(name: str) -> str:
-    """The name without the signs that keys are made with."""
-    return name.replace("%", "%25").replace("/", "%2F") if "/" in name or "%" in name else name
+    """The name without the signs that keys are made with, so that no two calls ever have one key."""
+    return _SIGNS.sub(lambda sign: f"%{ord(sign[0]):02X}", name)
+
+
+_SIGNS = re.compile(r"[%/:=(]")
 
 
 def branch_name(name: str, chosen: str | None, args: str | None) -> str | None:
     """What a task is called by its first call; None when neither key nor arguments tell it from others."""
     if chosen is not None:
-        return f"{_plain(name)}={_plain(chosen)}"
+        return f"{_plain(name)}(={_plain(chosen)})"
     return None if args is None else f"{_plain(name)}({args})"
