@@ -1,7 +1,8 @@
-"""Part 2: a kill before and after every commit of the interesting runs."""
+"""Part 2: a kill before and after every commit of the interesting runs, and inside their calls."""
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 import time
@@ -21,76 +22,116 @@ class Commits:
     """What happened in one scenario."""
 
     def __init__(self) -> None:
-        self.commits = self.kills = 0
+        self.commits = self.effects = self.kills = self.missed = 0
         self.seconds = 0.0
 
 
-def count(kind: str, name: str, seed: int, folder: Path, nursery: Nursery) -> int:
-    """How many commits the scenario makes when nothing disturbs it, counted from outside the store."""
-    place = folder / f"{kind}-{name}-undisturbed"
+class Plan:
+    """A scenario: where it is killed, and what must come of it."""
+
+    phases: tuple[str, ...] = PHASES
+    exact = True
+    """Whether the number of its commits is the same every time."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.name, self.seed = name, seed
+
+    def witness(self, kind: str, place: Path) -> Witness:
+        """Who looks at its store."""
+        names = [steps.name_of(index) for index in range(scenarios.STEPS + 5)]
+        witness = Witness(kind, place / "store", place / "copy", place / "ledger", names=names)
+        witness.drops_history = self.name in DROPS_HISTORY
+        witness.deletes = frozenset({"a"} if self.name == "delete" else ())
+        return witness
+
+    def expected(self, witness: Witness) -> str:
+        """The result, as what the witness saw after the kill lets expect it."""
+        return scenarios.scenario_result(self.name, self.seed)
+
+    def check(self, witness: Witness) -> None:
+        """Look at what a run that was killed and finished has done. Raises AssertionError."""
+
+
+def count(kind: str, plan: Plan, folder: Path, nursery: Nursery) -> tuple[int, int]:
+    """How many commits the scenario makes when nothing disturbs it, counted from outside the store, and effects."""
+    place = folder / f"{kind}-{plan.name}-undisturbed"
     (place / "store").mkdir(parents=True)
-    reports = nursery.run("scenario", **_arguments(kind, name, seed, place))
+    witness = plan.witness(kind, place)
+    expected = plan.expected(witness)
+    reports = nursery.run("scenario", **_arguments(kind, plan, place))
     last = reports[-1]
-    assert last["what"] == "result", f"{name} ended with {last}"
-    check_result(name, last["value"], scenarios.scenario_result(name, seed))
-    return int(last["commits"])
+    assert last["what"] == "result", f"{plan.name} ended with {last}"
+    check_result(plan.name, last["value"], expected)
+    _watch(witness, reports)
+    return int(last["commits"]), witness.starts
 
 
 def torture(
     kind: str,
-    name: str,
-    seed: int,
+    plan: Plan,
     folder: Path,
     nursery: Nursery,
     *,
     chosen: Callable[[int], bool] = lambda _: True,
+    twice: bool = False,
     progress: Callable[[Commits], None] = lambda _: None,
 ) -> Commits:
-    """Kill before and after each commit that is chosen, and go on. Raises AssertionError with the place."""
+    """Kill at each of its points that is chosen, and go on. Raises AssertionError with the place.
+
+    With `twice` whoever goes on is killed as well, at a point that the seed decides.
+    """
     figures, begun = Commits(), time.perf_counter()
-    figures.commits = count(kind, name, seed, folder, nursery)
-    numbers = [number for number in range(1, figures.commits + 1) if chosen(number)]
-    for number in numbers:
-        for phase in PHASES:
-            place = folder / f"{kind}-{name}-{phase}-{number}"
+    figures.commits, figures.effects = count(kind, plan, folder, nursery)
+    for phase in plan.phases:
+        last = figures.commits if phase in PHASES else figures.effects
+        for number in filter(chosen, range(1, last + 1)):
+            place = folder / f"{kind}-{plan.name}-{phase}-{number}"
             try:
-                killed = kill_at(kind, name, seed, place, nursery, phase, number)
+                more = (_second(plan, phase, number, last),) if twice else ()
+                killed = kill_at(kind, plan, place, nursery, (phase, number), *more)
             except Exception as error:
-                raise AssertionError(f"killed {phase} commit {number} of {name}: {error}") from error
-            assert killed, f"{name} makes {figures.commits} commits, but nothing stands {phase} the {number}. of them"
-            figures.kills += 1
+                raise AssertionError(f"killed {phase} {number} of {last} of {plan.name}: {error}") from error
+            assert killed or not plan.exact, f"{plan.name} has {last} places, but nothing stands {phase} the {number}."
+            figures.kills += killed
+            figures.missed += not killed
             shutil.rmtree(place)
             progress(figures)
-    assert figures.kills == 2 * len(numbers)
     # One more would mean that a fault point stands where nothing is committed.
-    place = folder / f"{kind}-{name}-beyond"
-    assert not kill_at(kind, name, seed, place, nursery, "before", figures.commits + 1), f"{name}: a fault too many"
+    place = folder / f"{kind}-{plan.name}-beyond"
+    beyond = plan.exact and kill_at(kind, plan, place, nursery, ("before", figures.commits + 1))
+    assert not beyond, f"{plan.name}: a fault too many"
     figures.seconds = time.perf_counter() - begun
     return figures
 
 
-def kill_at(kind: str, name: str, seed: int, place: Path, nursery: Nursery, phase: str, number: int) -> bool:
-    """One kill and what comes after it; whether there was a kill at all."""
+def _second(plan: Plan, phase: str, number: int, last: int) -> tuple[str, int]:
+    chance = random.Random(f"{plan.seed}/{plan.name}/{phase}/{number}")
+    return chance.choice(plan.phases), chance.randint(1, max(last // 2, 2))
+
+
+def kill_at(kind: str, plan: Plan, place: Path, nursery: Nursery, *points: tuple[str, int]) -> bool:
+    """A kill at each of these points, one process after the other, and what comes after; whether the first died."""
     (place / "store").mkdir(parents=True)
-    arguments = _arguments(kind, name, seed, place)
-    names = [steps.name_of(index) for index in range(scenarios.STEPS + 5)]
-    witness = Witness(kind, place / "store", place / "copy", place / "ledger", names=names)
-    witness.drops_history = name in DROPS_HISTORY
-    witness.deletes = frozenset({"a"} if name == "delete" else ())
-    child = nursery.start("scenario", **arguments, die=(phase, number))
-    _watch(witness, child.finish())
-    source = _source(witness, name)
+    arguments, witness = _arguments(kind, plan, place), plan.witness(kind, place)
+    killed, expected = [], ""
+    for point in points:
+        child = nursery.start("scenario", **arguments, die=point)
+        _watch(witness, child.finish())
+        killed.append(child.status == -signal.SIGKILL)
+        expected = plan.expected(witness)
+    source = _source(witness, plan)
     reports = nursery.run("scenario", **arguments)
     _watch(witness, reports)
-    check_result(name, reports[-1]["value"], scenarios.scenario_result(name, seed))
-    assert not source or source == _source(witness, name), "the source of the fork was changed"
+    check_result(plan.name, reports[-1]["value"], expected)
+    plan.check(witness)
+    assert not source or source == _source(witness, plan), "the source of the fork was changed"
     # And once more, because a run that has ended gives its result and does nothing.
     starts = witness.starts
     again = nursery.run("scenario", **arguments)
     _watch(witness, again)
     assert witness.starts == starts, "a finished run began a step again"
-    check_result(name, again[-1]["value"], scenarios.scenario_result(name, seed))
-    return child.status == -signal.SIGKILL
+    check_result(plan.name, again[-1]["value"], expected)
+    return killed[0]
 
 
 def _watch(witness: Witness, reports: Iterable[dict[str, object]]) -> None:
@@ -98,10 +139,10 @@ def _watch(witness: Witness, reports: Iterable[dict[str, object]]) -> None:
     witness.look()
 
 
-def _source(witness: Witness, name: str) -> list[object]:
+def _source(witness: Witness, plan: Plan) -> list[object]:
     """The entries of the run that was forked, once it has been."""
-    return list(witness.seen["a"].entries.values()) if name == "fork" and "b" in witness.seen else []
+    return list(witness.seen["a"].entries.values()) if plan.name == "fork" and "b" in witness.seen else []
 
 
-def _arguments(kind: str, name: str, seed: int, place: Path) -> dict[str, object]:
-    return {"store": url(kind, place / "store"), "name": name, "seed": seed, "ledger": str(place / "ledger")}
+def _arguments(kind: str, plan: Plan, place: Path) -> dict[str, object]:
+    return {"store": url(kind, place / "store"), "name": plan.name, "seed": plan.seed, "ledger": str(place / "ledger")}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from holdfast import Runtime
 from holdfast.core.history import Fold, log_problem, read_body
 from holdfast.core.transitions import check_transition
-from holdfast.model import CHECKPOINT_KINDS, Entry, Head, Kind, Query
+from holdfast.model import CHECKPOINT_KINDS, RESULT_KINDS, Entry, Head, Kind, Query
 from holdfast.store.base import Store
 
 from .stores import copied
@@ -38,16 +39,34 @@ class Seen:
         self.head, self.entries = head, {entry.seq: entry for entry in entries}
         self.step: int = 0
 
+    @cached_property
+    def calls(self) -> dict[str, Any]:
+        """The results of the calls and waits that the log holds, by key."""
+        bodies = (read_body(self.head.id, entry) for entry in self.entries.values() if entry.kind in RESULT_KINDS)
+        return {body["key"]: body["result"] for body in bodies if "result" in body}
+
+    @cached_property
+    def in_doubt(self) -> set[str]:
+        """The keys of the calls that the log says were begun, and not how they ended."""
+        keys: dict[str, set[str]] = {Kind.INTENT: set(), Kind.CALL: set()}
+        for entry in self.entries.values():
+            if entry.kind in keys:
+                keys[entry.kind].add(read_body(self.head.id, entry)["key"])
+        return keys[Kind.INTENT] - keys[Kind.CALL]
+
 
 class Witness:
     """Looks at one store after every crash. Every method raises AssertionError when an invariant is broken."""
 
-    def __init__(self, kind: str, folder: Path, scratch: Path, ledger: Path, *, names: Iterable[str]) -> None:
+    def __init__(self, kind: str, folder: Path, scratch: Path, ledger: Path, *, names: Iterable[str] = ()) -> None:
+        """`names` are those of a pipeline's steps; without them the runs are those of functions."""
         self._kind, self._folder, self._scratch, self._ledger = kind, folder, scratch, ledger
         self._names = list(names)
         self._acknowledged: set[tuple[str, int]] = set()
         self._read_to = 0
         self._keys: dict[tuple[str, str], list[str]] = {}
+        self.effects: Counter[tuple[str, str]] = Counter()
+        """How often each step or call of each run has begun."""
         self.seen: dict[str, Seen] = {}
         self.starts = 0
         self.drops_history = False
@@ -105,6 +124,8 @@ class Witness:
 
     def _check_state(self, ref: str, state: dict[str, Any], step: int, next_step: str | None) -> None:
         """No half step: a state knows which steps made it, and the position must say the same."""
+        if not self._names:
+            return
         assert state["done"] == self._names[:step], f"{ref}: its position is step {step}, its state has {state['done']}"
         assert len(state["trail"]) == len(state["by_step"]) == step, f"{ref}: half of a step"
         if next_step is not None:
@@ -125,7 +146,7 @@ class Witness:
                 assert entry.fence >= oldest, f"{run}@{seq} was written by a superseded owner"
 
     def _read_ledger(self) -> None:
-        """What was committed when it was looked at last has not begun again since."""
+        """What was committed when it was looked at last, step or call, has not begun again since."""
         if not self._ledger.exists():
             return
         with open(self._ledger, "rb") as ledger:
@@ -135,25 +156,28 @@ class Witness:
             self._read_to += len(line)
             run, name, _attempt, key, _pid = line.decode().split()
             self.starts += 1
+            self.effects[run, name] += 1
             if run not in self.deletes:
                 keys = self._keys.setdefault((run, name), [])
                 again = key in keys[: self._committed(run, name)]
-                assert not again, f"run {run}: step {name} was committed and began again"
+                assert not again, f"run {run}: {name} was committed and began again"
                 keys += [] if key in keys else [key]
 
     def _check_keys(self) -> None:
         for (run, name), keys in self._keys.items():
             # One for each branch that has it committed, and the one that all attempts since then share.
-            allowed = self._committed(run, name) + 1
-            assert len(keys) <= allowed, f"run {run}: step {name} had {len(keys)} keys, {allowed} at most are right"
+            allowed = 1 if "/" in name else self._committed(run, name) + 1
+            assert len(keys) <= allowed, f"run {run}: {name} had {len(keys)} keys, {allowed} at most are right"
         every = Counter(key for keys in self._keys.values() for key in keys)
         assert not every or max(every.values()) == 1, "two steps have the same idempotency key"
 
     def _committed(self, run: str, name: str) -> int:
-        """On how many branches the step was committed, as of the last look."""
+        """On how many branches the step or call was committed, as of the last look."""
         seen = self.seen.get(run)
         if seen is None:
             return 0
+        if "/" in name:
+            return int(name in seen.calls)
         bodies = (read_body(run, entry) for entry in seen.entries.values() if entry.kind == Kind.CHECKPOINT)
         count = sum(step[0] == name for body in bodies for step in body["steps"])
         return max(count, int(self.drops_history and self._names.index(name) < seen.step))
@@ -174,7 +198,11 @@ def check_log(head: Head, entries: list[Entry], *, whole: bool = True) -> None:
     for entry, after in pairwise(entries):
         allowed = _AFTER.get(Kind(entry.kind))
         assert allowed is None or after.kind in allowed, f"{run}@{after.seq}: {after.kind} after {entry.kind}"
-    check_transition("pending", head.status)
+        let_go = entry.kind == Kind.WAITING
+        assert not let_go or after.fence > entry.fence, f"{run}@{after.seq}: written by who had let the run go"
+    waits = entries[-1].kind == Kind.WAITING
+    assert waits == (head.status == "waiting"), f"run {run}: its status is {head.status}, its log says otherwise"
+    check_transition("running" if waits else "pending", head.status)
 
 
 async def all_heads(store: Store) -> list[Head]:

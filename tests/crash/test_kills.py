@@ -19,7 +19,7 @@ def test_runs_of_fifty_steps_survive_kills_at_random_instants(kind: str, tmp_pat
 
 
 def test_a_kill_before_and_after_every_commit_loses_nothing(kind: str, tmp_path: Path, nursery: Nursery) -> None:
-    figures = commits.torture(kind, "plain", SEED, tmp_path, nursery)
+    figures = commits.torture(kind, commits.Plan("plain", SEED), tmp_path, nursery)
     assert figures.kills == 2 * figures.commits
 
 
@@ -27,5 +27,5 @@ def test_a_kill_before_and_after_every_commit_loses_nothing(kind: str, tmp_path:
 def test_a_kill_before_and_after_every_fourth_commit_loses_nothing(
     kind: str, name: str, tmp_path: Path, nursery: Nursery
 ) -> None:
-    figures = commits.torture(kind, name, SEED, tmp_path, nursery, chosen=lambda number: number % 4 == 3)
+    figures = commits.torture(kind, commits.Plan(name, SEED), tmp_path, nursery, chosen=lambda number: number % 4 == 3)
     assert figures.kills > 0

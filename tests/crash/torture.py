@@ -11,16 +11,16 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import commits, kills, powercut, scenarios, stopped
+from . import calls, commits, kills, powercut, scenarios, stopped
 from .nursery import Nursery
 from .stores import KINDS
 
-PARTS = ("kills", "commits", "cuts", "stopped")
+PARTS = ("kills", "commits", "calls", "cuts", "stopped")
 Row = tuple[str, str, str, str]
 
 
@@ -62,15 +62,30 @@ class Torture:
 
     def run_commits(self, store: str) -> None:
         """Part 2."""
-        total, killed, names = 0, 0, list(scenarios.SCENARIOS)
+        plans = [commits.Plan(name, self.options.seed) for name in scenarios.SCENARIOS]
         with self.part("commits", store, "a kill before and after every commit", "") as found:
-            for name in names:
-                tell = _ticker(lambda f, name=name: f"{store}: {name}, {f.kills} kills of {2 * f.commits}")
-                place = self._place(f"commits-{name}")
-                f = commits.torture(store, name, self.options.seed, place, self.nurseries[0], progress=tell)
-                total, killed = total + f.commits, killed + f.kills
+            total, _, killed = self._sweep(store, plans)
             assert killed == 2 * total
-            found["text"] = f"{killed} kills at {total} commits of {len(names)} kinds of run"
+            found["text"] = f"{killed} kills at {total} commits of {len(plans)} kinds of run"
+
+    def run_calls(self, store: str) -> None:
+        """Part 5."""
+        plans = [calls.CallsPlan(name, self.options.seed) for name in calls.NAMES]
+        for twice in (False, True):
+            title = "a kill at every commit and inside every call" + (", and another one" if twice else "")
+            with self.part("calls", store, title, "") as found:
+                total, effects, killed = self._sweep(store, plans, twice=twice)
+                assert killed == 2 * total + len(calls.INSIDE) * effects
+                found["text"] = f"{killed} kill points at {total} commits and {effects} calls of {len(plans)} kinds"
+
+    def _sweep(self, store: str, plans: Iterable[commits.Plan], *, twice: bool = False) -> tuple[int, int, int]:
+        """How many commits, calls and kills there were."""
+        figures = []
+        for plan in plans:
+            tell = _ticker(lambda f, name=plan.name: f"{store}: {name}, {f.kills} kills at {f.commits} commits")
+            place = self._place(f"commits-{plan.name}")
+            figures.append(commits.torture(store, plan, place, self.nurseries[0], twice=twice, progress=tell))
+        return sum(f.commits for f in figures), sum(f.effects for f in figures), sum(f.kills for f in figures)
 
     def run_cuts(self, store: str) -> None:
         """Part 3, with proof that it can fail."""
