@@ -13,9 +13,14 @@ from holdfast.context import RunContext, current_run
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import HoldfastError
-from holdfast.flows.base import End, Step, step
+from holdfast.flows.agent import Agent, Phase
+from holdfast.flows.base import Step, step
 from holdfast.flows.function import Again, FunctionFlow, flow
+from holdfast.flows.graph import Graph
+from holdfast.flows.moves import End, Goto, Handover, Terminate
 from holdfast.flows.pipeline import Pipeline
+from holdfast.flows.team import Strategy, Team
+from holdfast.flows.tools import Tool, tool
 from holdfast.inside import Child, ask, call, emit, progress, receive, sleep, spawn
 from holdfast.model import Ask, Checkpoint, Event, Run, RunStatus
 from holdfast.runtime import RunHandle, Runtime
@@ -24,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Again",
+    "Agent",
     "Ask",
     "Checkpoint",
     "CheckpointPolicy",
@@ -31,7 +37,11 @@ __all__ = [
     "End",
     "Event",
     "FunctionFlow",
+    "Goto",
+    "Graph",
+    "Handover",
     "HoldfastError",
+    "Phase",
     "Pipeline",
     "RetryPolicy",
     "Run",
@@ -40,6 +50,10 @@ __all__ = [
     "RunStatus",
     "Runtime",
     "Step",
+    "Strategy",
+    "Team",
+    "Terminate",
+    "Tool",
     "ask",
     "call",
     "current_run",
@@ -51,4 +65,5 @@ __all__ = [
     "sleep",
     "spawn",
     "step",
+    "tool",
 ]

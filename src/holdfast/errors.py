@@ -13,6 +13,7 @@
     │   ├── KeyReusedError          two calls of one scope asked for the same key
     │   ├── IdenticalBranchError    two tasks begin with the same call, so nothing tells them apart
     │   ├── WrongKindError          an async verb in a def body, or the other way round
+    │   ├── UnknownTargetError      a step named a node, member or label that does not exist
     │   ├── NoQuestionError         an answer to a run that has not asked
     │   ├── AnswerError             an answer that does not fit its question
     │   └── AnsweredError           another answer was first
@@ -37,6 +38,8 @@
     ├── StepTimeoutError            a step or call took longer than its timeout
     ├── CallFailedError             how a call failed before, where its own error cannot be built again
     ├── WaitTimeoutError            nobody answered or sent in time; a TimeoutError as well
+    ├── TooManyStepsError           a graph, team or agent reached its limit
+    ├── ModelAnswerError            a model answered with something that is no message
     ├── CallInDoubtError            a call was cut off, and nobody knows whether it was done
     └── CallAbandonedError          a call that was given up before; a TimeoutError as well
 
@@ -45,7 +48,7 @@ Each message says what to do next. A driver's own error is the `__cause__`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class HoldfastError(Exception):
@@ -386,3 +389,31 @@ class CallAbandonedError(HoldfastError, TimeoutError):
     def __init__(self, call: str) -> None:
         self.call = call
         super().__init__(f"call {call!r} was given up before and is not made again")
+
+
+class UnknownTargetError(UsageError):
+    """A step named a node, member or label that does not exist; the run stays where it is and can be resumed."""
+
+    def __init__(self, where: str, target: object, known: Iterable[object]) -> None:
+        self.where, self.target, self.known = where, target, tuple(known)
+        names = ", ".join(str(name) for name in self.known) or "none"
+        super().__init__(f"{where} chose {ascii(target)[:80]}, which does not exist (there are: {names}).")
+
+
+class TooManyStepsError(HoldfastError):
+    """A graph, team or agent has taken as many steps as it may."""
+
+    def __init__(self, what: str, where: str, limit: int, option: str) -> None:
+        self.what, self.where, self.limit = what, where, limit
+        super().__init__(
+            f"{what} has taken {limit} steps and would go on with {where}. If that is right, raise {option} and resume "
+            f"the run; otherwise find what keeps it from ending."
+        )
+
+
+class ModelAnswerError(HoldfastError):
+    """A model answered with something that is no message."""
+
+    def __init__(self, agent: str, iteration: int, problem: str) -> None:
+        self.agent, self.iteration, self.problem = agent, iteration, problem
+        super().__init__(f"the model of agent {agent!r} answered iteration {iteration} with {problem}")

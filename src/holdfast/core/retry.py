@@ -39,8 +39,8 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
         """Whether another attempt follows when the `attempt`-th (from 1) ended in `error`."""
         if attempt >= self.attempts or isinstance(error, self.never):
             return False
-        # A state that cannot be stored will not be storable next time, and SystemExit is no hiccup.
-        return isinstance(error, Exception) and not isinstance(error, StateError)
+        # What cannot be stored, or was asked for wrongly, will be no better next time, and SystemExit is no hiccup.
+        return isinstance(error, Exception) and not isinstance(error, (StateError, UsageError))
 
     def delay(self, attempt: int, random: Callable[[], float]) -> float:
         """Seconds to wait after the `attempt`-th (from 1) failure; `random` gives 0 to 1."""

@@ -49,10 +49,18 @@ class Registry:
         self.failures[cls.__qualname__] = cls
 
     def add(self, flow: Flow[Any]) -> None:
-        """Register one flow; nothing happens when it is known."""
+        """Register one flow with those that it runs as children; nothing happens when it is known.
+
+        Raises UsageError for a flow that is declared wrong.
+        """
         known = self._flows.get(flow.name)
-        if known is None or known[0] is not flow:
-            self._flows[flow.name] = (flow, Codec([*flow.types, *self._types]))
+        if known is not None and known[0] is flow:
+            return
+        if hasattr(flow, "validate"):
+            flow.validate()
+        self._flows[flow.name] = (flow, Codec([*flow.types, *self._types]))
+        for child in getattr(flow, "subflows", ()):
+            self.add(child)
 
     def flow(self, run_id: str, name: str) -> tuple[Flow[Any], Codec]:
         """The flow of a stored run. Raises FlowNotRegisteredError."""

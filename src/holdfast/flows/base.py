@@ -16,6 +16,9 @@ from holdfast.context import Scope, here
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import WrongKindError
+from holdfast.flows.moves import End as End
+from holdfast.flows.moves import pack_outcome as pack_outcome
+from holdfast.flows.moves import unpack_outcome as unpack_outcome
 from holdfast.inside import call_async, call_blocking, on_loop
 from holdfast.work import OnDoubt, Work
 
@@ -76,28 +79,6 @@ class Flow(Protocol[R_co]):
     async def advance(self, position: Position, scope: Scope) -> Position:
         """The position after one more step. `position.state` belongs to this attempt alone."""
         ...
-
-
-class End(Generic[R]):
-    """Returned by a step: the run is finished and this is its result."""
-
-    __slots__ = ("result",)
-
-    def __init__(self, result: R = None) -> None:  # type: ignore[assignment]
-        self.result = result
-
-
-def pack_outcome(value: Any, state: Any) -> Any:
-    """What is stored of what a step returned, so that nothing of it is lost: an end is told from a state."""
-    if isinstance(value, End):
-        return ("end", value.result)
-    return ("state", state if value is None else value)
-
-
-def unpack_outcome(packed: Any) -> Any:
-    """What the step returned."""
-    kind, value = packed
-    return End(value) if kind == "end" else value
 
 
 class Step(Work, Generic[P, R]):

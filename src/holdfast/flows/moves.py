@@ -1,0 +1,74 @@
+"""What a step may return instead of a state, to say where the run goes on."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+R = TypeVar("R")
+NOT_GIVEN: Any = object()
+
+
+class End(Generic[R]):
+    """The run is finished and this is its result."""
+
+    __slots__ = ("result",)
+
+    def __init__(self, result: R = None) -> None:  # type: ignore[assignment]
+        self.result = result
+
+
+class Goto:
+    """A graph goes on with this node, whatever its edges say; with this state, or the one it has."""
+
+    __slots__ = ("node", "state")
+
+    def __init__(self, node: Any, state: Any = None) -> None:
+        self.node, self.state = node, state
+
+
+class Handover:
+    """A team goes on with this member, whatever its strategy says; with this data, or what it has."""
+
+    __slots__ = ("data", "member")
+
+    def __init__(self, member: Any, data: Any = None) -> None:
+        self.member, self.data = member, data
+
+
+class Terminate:
+    """A team is finished: with this result, or with the data it has."""
+
+    __slots__ = ("result",)
+
+    def __init__(self, result: Any = NOT_GIVEN) -> None:
+        self.result = result
+
+
+def target_name(target: Any) -> str:
+    """The name of a node or member that may be given as the function itself."""
+    if isinstance(target, str):
+        return target
+    return str(getattr(target, "name", None) or getattr(target, "__name__", None) or target)
+
+
+def pack_outcome(value: Any, state: Any) -> Any:
+    """What is stored of what a step returned, so that nothing of it is lost."""
+    match value:
+        case End():
+            return ("end", value.result)
+        case Goto():
+            return ("goto", target_name(value.node), value.state)
+        case Handover():
+            return ("handover", target_name(value.member), value.data)
+        case Terminate():
+            return ("terminate",) if value.result is NOT_GIVEN else ("terminate", value.result)
+        case _:
+            return ("state", state if value is None else value)
+
+
+def unpack_outcome(packed: Any) -> Any:
+    """What the step returned."""
+    kind, *rest = packed
+    if kind == "state":
+        return rest[0]
+    return {"end": End, "goto": Goto, "handover": Handover, "terminate": Terminate}[kind](*rest)

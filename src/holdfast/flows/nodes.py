@@ -1,0 +1,163 @@
+"""The kinds of nodes of a graph. Each is a function of the state, made of the same verbs that users have."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.core.retry import RetryPolicy
+from holdfast.errors import UsageError
+from holdfast.flows.base import Step
+from holdfast.flows.branches import Merge, Reduce, is_flow, mapped, merged, needed, settled
+from holdfast.flows.moves import pack_outcome, unpack_outcome
+from holdfast.inside import ask, call, call_async, spawn
+from holdfast.work import Work, as_work, check_name
+
+_ONCE = RetryPolicy()
+
+
+class Node:
+    """A node: its name, the step that it is, and what it brings with it."""
+
+    def __init__(self, name: str, step: Step[..., Any], shape: str = "box", *, inner: Sequence[Any] = ()) -> None:
+        self.name, self.step, self.shape = check_name("a node", name), step, shape
+        self.flows = [one for one in inner if is_flow(one)]
+        """The flows that it runs as children."""
+        works = [as_work(one) for one in inner if not is_flow(one)]
+        self.types = [step.returns, *(work.returns for work in works), *(flow.result_type for flow in self.flows)]
+        self.problems: list[str] = []
+
+
+def flow_node(flow: Any, name: str | None) -> Node:
+    """A flow as a node: a child run with the state as its input, whose result is the new state."""
+
+    async def subgraph(state: Any) -> Any:
+        return await spawn(flow, state)
+
+    name = name or flow.name
+    return Node(name, Step(subgraph, name=name), "subroutine", inner=[flow])
+
+
+def compensated(node: Node, undo: Callable[..., Any]) -> Node:
+    """The node with a function that runs once its retries are exhausted."""
+    tried, undone = _packed(node.step), _packed(as_work(undo), key="compensation")
+
+    async def with_compensation(state: Any) -> Any:
+        try:
+            return unpack_outcome(await call_async(tried, (copy.deepcopy(state),), {}))
+        except Exception as error:
+            args: tuple[Any, ...] = (copy.deepcopy(state), error) if _takes_error(undo) else (copy.deepcopy(state),)
+            outcome = await call_async(undone, args, {})
+            if outcome is None:
+                raise
+            return unpack_outcome(outcome)
+
+    # Its retries are those of the call inside: the step itself is tried once.
+    step = Step(with_compensation, name=node.name, retry=_ONCE)
+    return Node(node.name, step, node.shape, inner=[node.step, undo])
+
+
+def _packed(work: Work, *, key: str | None = None) -> Work:
+    """The function with what it returns in a form that can be stored; that of a compensation may be nothing."""
+    fn, keep_none = work.fn, key is not None
+
+    def pack(value: Any, state: Any) -> Any:
+        return None if value is None and keep_none else pack_outcome(value, state)
+
+    async def awaited(state: Any, *rest: Any) -> Any:
+        return pack(await fn(state, *rest), state)
+
+    def plain(state: Any, *rest: Any) -> Any:
+        return pack(fn(state, *rest), state)
+
+    options = {name: getattr(work, name) for name in ("retry", "timeout", "on_doubt", "executor")}
+    return Work(awaited if work.is_async else plain, name=work.called, key=key, **options)
+
+
+def _takes_error(fn: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(fn).bind(None, None)
+    except TypeError:
+        return False
+    return True
+
+
+def parallel_node(name: str, branches: Sequence[Any], merge: Merge, reduce: Reduce | None, declared: Any) -> Node:
+    """Several functions and flows at once."""
+    branches = list(branches)
+    if not branches:
+        raise UsageError(f"parallel {name!r} has no branches")
+    need = needed(f"parallel {name!r}", merge, len(branches))
+
+    async def fan_out(state: Any) -> Any:
+        results = await merged(branches, state, need)
+        return await _reduced(name, reduce, state, results[0] if merge == "first" and reduce is None else results)
+
+    node = Node(name, Step(fan_out, name=name), "parallel", inner=branches)
+    node.problems += _needs_reduce(f"parallel {name!r}", reduce, declared)
+    return node
+
+
+def map_node(
+    name: str, over: Callable[[Any], Any], what: Any, concurrency: int, reduce: Reduce | None, declared: Any
+) -> Node:
+    """One function or flow for every item."""
+    if type(concurrency) is not int or concurrency < 1:
+        raise UsageError(f"map {name!r}: concurrency={concurrency!r} must be a whole number of at least 1")
+
+    async def for_each(state: Any) -> Any:
+        # The items are kept: whatever `over` would give the next time, results stay with what they were made from.
+        items = await call.options(key="items")(_as_list(over), state)
+        return await _reduced(name, reduce, state, await mapped(what, items, concurrency))
+
+    node = Node(name, Step(for_each, name=name), "parallel", inner=[what])
+    node.problems += _needs_reduce(f"map {name!r}", reduce, declared)
+    return node
+
+
+def _as_list(over: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    async def items(state: Any) -> list[Any]:
+        return list(await settled(over(state)))
+
+    return items
+
+
+def human_node(
+    name: str,
+    question: str | Callable[[Any], str],
+    data: Callable[[Any], Any] | None,
+    schema: Any,
+    timeout: float | None,
+    default: Any,
+    reduce: Callable[[Any, Any], Any] | None,
+    declared: Any,
+) -> Node:
+    """A question to a person."""
+
+    async def wait_for_a_person(state: Any) -> Any:
+        text = question if isinstance(question, str) else question(state)
+        shown = None if data is None else data(state)
+        answer = await ask(text, data=shown, schema=schema, timeout=timeout, default=default)
+        return await _reduced(name, reduce, state, answer)
+
+    node = Node(name, Step(wait_for_a_person, name=name), "human")
+    node.problems += _needs_reduce(f"human node {name!r}", reduce, declared)
+    return node
+
+
+async def _reduced(name: str, reduce: Callable[[Any, Any], Any] | None, state: Any, result: Any) -> Any:
+    if reduce is not None:
+        return await settled(reduce(state, result))
+    if not isinstance(state, dict):
+        raise UsageError(
+            f"node {name!r} has no reduce=, so its result goes to state[{name!r}], but the state is no dict"
+        )
+    return {**state, name: result}
+
+
+def _needs_reduce(what: str, reduce: Any, declared: Any) -> list[str]:
+    if reduce is None and declared is not None and declared is not dict:
+        return [f"{what} needs reduce=fn(state, results): the state is no dict to put its results into"]
+    return []

@@ -1,0 +1,152 @@
+"""Tools: typed functions that a model may call. Their JSON Schema comes from their annotations."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Literal, overload
+
+import msgspec
+
+from holdfast.core.answers import answer_value, fit_answer, schema_tree
+from holdfast.core.retry import RetryPolicy
+from holdfast.errors import AnswerError, UsageError
+from holdfast.work import OnDoubt, Work, as_work
+
+
+class Tool:
+    """A function as a tool. `approval=True` has a person asked before each call, with the arguments shown.
+
+    `on_doubt` says what to do when the process died in a call. With `on_error="raise"` a failure fails the run; else it
+    becomes a message to the model.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        approval: bool = False,
+        on_doubt: OnDoubt | None = None,
+        on_error: Literal["message", "raise"] = "message",
+        retry: RetryPolicy | None = None,
+        timeout: float | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        own = as_work(fn)
+        self.name = name or own.called
+        if on_error not in ("message", "raise"):
+            raise UsageError(f"tool {self.name!r}: on_error={on_error!r} must be 'message' or 'raise'")
+        self.fn, self.approval, self.on_error = own.fn, approval, on_error
+        self.description = description or inspect.getdoc(own.fn) or ""
+        self._work = own
+        self._options: dict[str, Any] = {
+            "retry": retry or own.retry,
+            "timeout": timeout or own.timeout,
+            "on_doubt": on_doubt or own.on_doubt,
+            "executor": executor or own.executor,
+        }
+        self._declared, self.schema = _parameters(self.name, own.fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<tool {self.name}>"
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What a model is told of it."""
+        return {"name": self.name, "description": self.description, "parameters": self.schema}
+
+    def arguments(self, given: Any) -> dict[str, Any]:
+        """The arguments as plain JSON that fits the schema. Raises AnswerError that says what does not fit."""
+        if isinstance(given, (str, bytes)):
+            try:
+                given = msgspec.json.decode(given or "{}")
+            except msgspec.DecodeError as error:
+                raise AnswerError("arguments", f"they are not JSON: {error}") from error
+        fitted = fit_answer(self.schema, {} if given is None else given)
+        assert isinstance(fitted, dict)
+        return fitted
+
+    def work(self, key: str) -> Work:
+        """What does the call of that id: it takes the plain arguments and gives the text that the model is told."""
+
+        async def awaited(given: dict[str, Any]) -> str:
+            return as_text(await self.fn(**self._typed(given)))
+
+        def plain(given: dict[str, Any]) -> str:
+            return as_text(self.fn(**self._typed(given)))
+
+        return Work(awaited if self._work.is_async else plain, name=self.name, key=key, **self._options)
+
+    def _typed(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {name: answer_value(self._declared.get(name), value) for name, value in given.items()}
+
+
+def as_text(result: Any) -> str:
+    """What a tool gave, as text for a model."""
+    if isinstance(result, str):
+        return result
+    dump = getattr(result, "model_dump_json", None)
+    if dump is not None:
+        return str(dump())
+    try:
+        return msgspec.json.encode(result).decode()
+    except (TypeError, ValueError):
+        return str(result)
+
+
+def _parameters(name: str, fn: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The declared type of each parameter, and the JSON Schema of all of them."""
+    function = inspect.unwrap(fn)
+    hints = inspect.get_annotations(
+        function if hasattr(function, "__code__") else type(function).__call__, eval_str=True
+    )
+    properties: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
+    required, declared = list[str](), dict[str, Any]()
+    for parameter in inspect.signature(fn).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise UsageError(f"tool {name!r}: parameter {parameter.name!r} cannot be named, so no model could give it")
+        annotation = hints.get(parameter.name)
+        try:
+            schema = dict(schema_tree(annotation) or {}) if annotation is not None and annotation is not Any else {}
+        except UsageError as error:
+            raise UsageError(f"tool {name!r}: parameter {parameter.name!r}: {error}") from error
+        definitions |= schema.pop("$defs", {})
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+        properties[parameter.name] = schema
+        declared[parameter.name] = None if annotation is Any else annotation
+    whole = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return declared, whole | ({"$defs": definitions} if definitions else {})
+
+
+def as_tool(value: Any) -> Tool:
+    """The tool itself, or one made of a function."""
+    return value if isinstance(value, Tool) else Tool(value)
+
+
+@overload
+def tool(fn: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    approval: bool = False,
+    on_doubt: OnDoubt | None = None,
+    on_error: Literal["message", "raise"] = "message",
+    retry: RetryPolicy | None = None,
+    timeout: float | None = None,
+    executor: Executor | None = None,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+
+
+def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a tool of a function; `@tool` and `@tool(approval=True)` both work. See `Tool` for the options."""
+    return Tool(fn) if fn is not None else lambda function: Tool(function, **options)
