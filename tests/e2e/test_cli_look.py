@@ -113,7 +113,7 @@ def test_show_prints_checkpoints_events_and_the_state_without_the_program(cli: A
     (cli.folder / "app.py").unlink()
     text = cli("show", "r1").stdout
     assert "checkpoint\tsteps done\tnext\ttime\tbytes of state\n" in text
-    assert "seq\tevent\tstep\ttime\terror\n" in text
+    assert "seq\tevent\tof\ttime\twhat\n" in text
     assert "r1@3\t2\twrite\t" in text
     assert "step_completed\tanalyze" in text
     assert '"type": "Report"' in text
@@ -122,7 +122,17 @@ def test_show_prints_checkpoints_events_and_the_state_without_the_program(cli: A
 def test_show_of_a_checkpoint_gives_the_state_there(cli: Any) -> None:
     cli.run_r1()
     found = cli.json("show", "r1@2")
-    assert set(found) == {"run", "checkpoint", "checkpoints", "events", "result", "damage", "failed_at", "forked_from"}
+    assert set(found) == {
+        "run",
+        "checkpoint",
+        "checkpoints",
+        "events",
+        "result",
+        "damage",
+        "failed_at",
+        "forked_from",
+        "waits",
+    }
     assert found["checkpoint"]["state"]["v"]["done"] == ["search"]
     assert [point["seq"] for point in found["checkpoints"]] == [1, 2, 3, 4]
     assert set(found["checkpoints"][0]) == {"seq", "step", "next", "time", "size"}

@@ -41,7 +41,7 @@ def test_the_result_of_a_run_that_ended_itself_is_what_it_ended_with(cli: Any) -
 
 def test_json_says_everything_in_one_object(cli: Any) -> None:
     found = cli.json("run", "app.py:report", "-i", '{"topic": "x"}', "--id", "r1", "--meta", "user=u7", "--meta", "n=5")
-    assert set(found) == {"run", "result", "went_on_from", "already_finished", "error"}
+    assert set(found) == {"run", "result", "went_on_from", "already_finished", "error", "waits"}
     assert found["run"]["metadata"] == {"user": "u7", "n": 5}
     assert (found["run"]["status"], found["error"]) == ("completed", None)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 
 from holdfast import __version__
-from holdfast.cli import demo, driving, reading, steering
+from holdfast.cli import demo, driving, reading, steering, talking
 from holdfast.cli.codes import Exit, code_of, table
 from holdfast.cli.explaining import Typed, error_object, message_of, trace_of
 from holdfast.cli.output import as_json, debugging, out, prepare, say, say_trace, shown
@@ -50,6 +50,10 @@ for _command in (
     driving.run,
     reading.ls,
     reading.show,
+    talking.asks,
+    talking.answer,
+    talking.send,
+    reading.ledger,
     driving.resume,
     driving.rewind,
     steering.pause,

@@ -5,9 +5,12 @@ from __future__ import annotations
 from enum import IntEnum
 
 from holdfast.errors import (
+    AnsweredError,
+    AnswerError,
     FlowNotRegisteredError,
     HoldfastError,
     InputChangedError,
+    NoQuestionError,
     NotACheckpointError,
     RunCancelledError,
     RunError,
@@ -48,7 +51,8 @@ MEANING: dict[Exit, str] = {
     Exit.PAUSED: "the run is paused",
     Exit.WAITING: "the run waits for something from outside",
     Exit.CANCELLED: "the run was cancelled",
-    Exit.REFUSED: "refused, nothing changed: not found, owned by a live process, or its status does not allow it",
+    Exit.REFUSED: "refused, nothing changed: not found, owned by a live process, not allowed by its status, or an "
+    "answer that does not fit, was not asked for or comes second",
     Exit.STORE: "the store is not there, cannot be read or written, or is damaged",
     Exit.OUTPUT: "the output could not be written; what was asked for was done",
     Exit.BUG: "a bug in Holdfast; HOLDFAST_DEBUG=1 shows the traceback",
@@ -70,6 +74,9 @@ _BY_ERROR: tuple[tuple[type[HoldfastError], Exit], ...] = (
     (InputChangedError, Exit.REFUSED),
     (RunExistsError, Exit.REFUSED),
     (NotACheckpointError, Exit.REFUSED),
+    (AnswerError, Exit.REFUSED),
+    (AnsweredError, Exit.REFUSED),
+    (NoQuestionError, Exit.REFUSED),
     (StateError, Exit.REFUSED),
     (UsageError, Exit.USAGE),
     (StoreError, Exit.STORE),

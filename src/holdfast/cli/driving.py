@@ -18,18 +18,22 @@ from holdfast.cli.loading import Program, load_program, only_flow
 from holdfast.cli.options import app_option, json_option, meta_option, read_json, read_meta, store_option, typed, where
 from holdfast.cli.output import as_json, out, pretty_json, say, say_trace, shown
 from holdfast.cli.progress import Watch, watch
+from holdfast.cli.waiting import Wait, waits_of
+from holdfast.cli.waiting import told as waiting_told
 from holdfast.core.ids import check_id, parse_ref
 from holdfast.engine.verbs import MISSING
 from holdfast.errors import (
     FlowNotRegisteredError,
     HoldfastError,
+    NotACheckpointError,
     RunFailedError,
     RunInterruptedError,
     RunNotFoundError,
+    RunWaitingError,
     UsageError,
 )
 from holdfast.flows.base import Flow
-from holdfast.model import Run, RunStatus
+from holdfast.model import Checkpoint, Run, RunStatus
 from holdfast.runtime import Runtime
 
 _SIGNALLED = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
@@ -48,9 +52,12 @@ class Drive:
         self._run: Run | None = None
         self._result: Any = None
         self._trace: str | None = None
+        self._waits: list[Wait] = []
 
-    def go(self, flows: list[Flow[Any]], work: Callable[[Runtime], Awaitable[Any]], *, create: bool = False) -> Exit:
-        """Do the work in a runtime that knows these flows, then print what came of it."""
+    def go(self, work: Callable[[Runtime], Awaitable[Any]], *, create: bool = False) -> Exit:
+        """Do the work in a runtime that knows the flows of the program, then print what came of it."""
+        # All of them: a child may belong to another flow than the one that was asked for.
+        flows = [] if self._typed.program is None else list(self._typed.program.flows.values())
         # With --json, stdout is for one JSON object: what the steps print goes to stderr.
         quiet = contextlib.redirect_stdout(sys.stderr) if self._json else contextlib.nullcontext()
         with quiet, self.watch:
@@ -82,6 +89,8 @@ class Drive:
             self._result = await runtime.result(self._run.id, raw=True)
         if isinstance(self._error, RunFailedError):
             self._trace = await _trace(runtime, self._error)
+        if isinstance(self._error, RunWaitingError):
+            self._waits = await waits_of(runtime, self._error.run_id, self._typed)
 
     async def look(self, runtime: Runtime, run: str, total: int | None) -> Run | None:
         """What is known of the run before this process does anything to it; says so where that matters."""
@@ -101,7 +110,7 @@ class Drive:
         if error is not None:
             interrupted = isinstance(error, RunInterruptedError) and self._signal is not None
             code = _SIGNALLED[self._signal] if interrupted and self._signal is not None else code_of(error)
-        message = "" if error is None else message_of(error, self._typed, self._run, self._trace)
+        message = "" if error is None else self._message(error)
         if self._json:
             report = {
                 "run": self._run,
@@ -109,6 +118,7 @@ class Drive:
                 "went_on_from": self.watch.went_on_from,
                 "already_finished": self._finished_before and error is None,
                 "error": None if error is None else error_object(error, code, message),
+                "waits": self._waits,
             }
             out(as_json(report))
         if error is not None:
@@ -121,6 +131,12 @@ class Drive:
             say(f"{self.watch.run} {verb}; its result:")
             out(pretty_json(self._result))
         return code
+
+    def _message(self, error: HoldfastError) -> str:
+        if isinstance(error, RunWaitingError):
+            again = self._typed.command("run", error.run_id, None if self._run is None else self._run.flow)
+            return waiting_told(error.run_id, error.waiting_for, self._waits, again)
+        return message_of(error, self._typed, self._run, self._trace)
 
 
 async def _trace(runtime: Runtime, error: RunFailedError) -> str | None:
@@ -158,7 +174,7 @@ def run(flow: str, input_: str | None, id_: str | None, meta: tuple[str, ...], s
             drive.watch.expect(None, 0, loaded.total_steps)
         await runtime.run(loaded, given, id=id_, metadata=metadata, until="settled")
 
-    return drive.go([loaded], work, create=True)
+    return drive.go(work, create=True)
 
 
 @click.command()
@@ -167,8 +183,15 @@ def run(flow: str, input_: str | None, id_: str | None, meta: tuple[str, ...], s
 @store_option
 @json_option
 def resume(ref: str, app: str | None, store: str | None, json_: bool) -> Exit:
-    """Go on with a run that was interrupted, paused, or failed."""
-    return _again(ref, app, store, json_, lambda runtime: runtime.resume(ref))
+    """Go on with a run that was interrupted, paused, or failed, or that has got what it waited for."""
+    return _again(ref, app, store, json_, lambda runtime: _resume(runtime, ref))
+
+
+async def _resume(runtime: Runtime, ref: str) -> None:
+    try:
+        await runtime.resume(ref)
+    except RunWaitingError:
+        pass  # what it waits for may have come: following it finds out
 
 
 @click.command()
@@ -196,13 +219,21 @@ def _again(ref: str, app: str | None, store: str | None, json: bool, verb: Calla
             raise RunNotFoundError(name)
         flow = _flow_of(known, flows)
         drive.watch.expect(name, known.step, known.total_steps)
-        point = await runtime.load(ref, raw=True) if seq is not None else None
+        point = await _point(runtime, ref) if seq is not None else None
         if point is not None:
             drive.watch.expect(name, point.step, known.total_steps)
         await verb(runtime)
         await runtime.run(flow, id=name, until="settled")
 
-    return drive.go(flows, work)
+    return drive.go(work)
+
+
+async def _point(runtime: Runtime, ref: str) -> Checkpoint | None:
+    """The checkpoint, if it is one; in a flow of journaled calls the entry of a call can be gone back to as well."""
+    try:
+        return await runtime.load(ref, raw=True)
+    except NotACheckpointError:
+        return None
 
 
 def _load(app: str, json: bool) -> Program:
@@ -238,8 +269,11 @@ def fork(ref: str, id_: str | None, state: str | None, app: str | None, store: s
     flows = [] if app is None else _load(app, json_).chosen
 
     async def work(runtime: Runtime) -> None:
-        point = await runtime.load(ref, raw=True)
-        source = None if point is None else await runtime.get(point.run)
+        source = await runtime.get(parse_ref(ref)[0])
+        # Behind a call the state is that of the checkpoint before it.
+        point = await _point(runtime, ref)
+        if point is None and source is not None:
+            point = await runtime.load(source.id, raw=True)
         if point is not None and source is not None:
             drive.watch.expect(id_, point.step, source.total_steps)
             if app is not None:
@@ -250,7 +284,7 @@ def fork(ref: str, id_: str | None, state: str | None, app: str | None, store: s
         if source is not None and app is not None:
             await runtime.run(_flow_of(source, flows), id=handle.id, until="settled")
 
-    return drive.go(flows, work)
+    return drive.go(work)
 
 
 def _typed_like(stored: Any, given: Any) -> Any:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 import holdfast
@@ -14,6 +15,7 @@ from holdfast.errors import (
     FlowNotRegisteredError,
     HoldfastError,
     InputChangedError,
+    NoQuestionError,
     RunExistsError,
     RunFailedError,
     RunInterruptedError,
@@ -21,8 +23,8 @@ from holdfast.errors import (
 )
 from holdfast.model import Run, RunStatus
 
-_VERBS = re.compile(r"rt\.(run|resume|rewind|fork|pause|cancel|delete)\b(?:\(['\"]([^'\"]*)['\"]\))?")
-_LOOKING = re.compile(r"`holdfast ((?:ls|show|doctor)\b[^`]*)`")
+_VERBS = re.compile(r"rt\.(run|resume|rewind|fork|pause|cancel|delete|send)\b(?:\(['\"]([^'\"]*)['\"]\))?")
+_LOOKING = re.compile(r"`holdfast ((?:ls|show|doctor|asks)\b[^`]*)`")
 _FRAME = re.compile(r'^[ |]*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 _OURS = os.path.dirname(os.path.abspath(holdfast.__file__)) + os.sep
 _LIBRARY = re.compile(r"/lib/python3[.0-9]*/|^<")
@@ -37,16 +39,21 @@ class Typed:
 
     def command(self, verb: str, ref: str, flow: str | None = None) -> str:
         """A command line for the run or checkpoint; `flow` is the name of the run's flow, where it is known."""
-        words = ["holdfast", verb]
         if verb == "run":
-            words += [self._place(flow), "--id", ref]
-        elif verb in ("rewind", "fork"):
-            words.append(ref if "@" in ref else f"{ref}@SEQ")
-        else:
-            words.append(ref)
-        if verb in ("resume", "rewind"):
-            words += ["--app", "FILE" if self.program is None else self.program.target]
-        return f"`{shlex.join(words)}{self.in_store()}`"
+            return self.line(verb, self._place(flow), options=("--id", ref))
+        if verb == "send":
+            return self.line(verb, ref, "TOPIC", "VALUE")
+        app = ("--app", "FILE" if self.program is None else self.program.target)
+        if verb in ("rewind", "fork") and "@" not in ref:
+            ref = f"{ref}@SEQ"
+        return self.line(verb, ref, options=app if verb in ("resume", "rewind") else ())
+
+    def line(self, verb: str, *arguments: str, options: Sequence[str] = ()) -> str:
+        """A command line in quotes. What begins with - is kept from being taken for an option."""
+        if any(argument.startswith("-") for argument in arguments):
+            words = shlex.join(["holdfast", verb, *options]) + self.in_store()
+            return f"`{words} -- {shlex.join(arguments)}`"
+        return f"`{shlex.join(['holdfast', verb, *arguments, *options])}{self.in_store()}`"
 
     def in_store(self) -> str:
         """The end of a command line that names the store, if it has to. A password is for nobody's screen."""
@@ -89,6 +96,10 @@ def message_of(error: HoldfastError, typed: Typed, run: Run | None = None, trace
                 f"run {error.run_id} is live in another process. {join} joins it and gives its result; "
                 f"{pause} and {cancel} reach it from here."
             )
+        case NoQuestionError() if error.ask is None and error.open_asks:
+            which = [typed.line("answer", error.run_id, "VALUE", options=("--ask", ask)) for ask in error.open_asks[:3]]
+            asks = typed.line("asks", error.run_id)
+            return f"run {error.run_id} has several questions open; say which: {', '.join(which)}. {asks} shows them."
         case FlowNotRegisteredError():
             return f"run {error.run_id} belongs to flow {error.flow!r}{_who_has(error.flow, typed)}"
     named = getattr(error, "run_id", None) or "RUN"

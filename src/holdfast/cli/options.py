@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ import msgspec
 from holdfast.cli.explaining import Typed
 from holdfast.engine.verbs import MISSING
 from holdfast.errors import UsageError
+
+_NUMBER = re.compile(r"-[0-9.][0-9.eE+-]*")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -95,6 +98,36 @@ def read_json(text: str, option: str) -> Any:
         shown = text if len(text) <= 60 else f"{text[:57]}..."
         example = f"""{option} '{{"topic": "tides"}}'"""
         raise UsageError(f"{option} {shown}: {error}. Give JSON ({example}), @FILE, or - for stdin") from error
+
+
+class WithValue(click.Command):
+    """A command that takes a value: a negative number is one, anything else that begins with - goes behind --."""
+
+    ignore_unknown_options = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        known = {name for option in self.get_params(ctx) for name in option.opts}
+        for argument in args[: args.index("--")] if "--" in args else args:
+            wrong = argument.startswith("-") and argument != "-" and argument.partition("=")[0] not in known
+            if wrong and not _NUMBER.fullmatch(argument):
+                message = f"No such option: {argument}. What begins with - and is no option goes behind --"
+                raise click.UsageError(message, ctx)
+        return super().parse_args(ctx, args)
+
+
+def read_value(text: str) -> tuple[Any, str]:
+    """A value and the text it was read from: JSON if it is that, else the text. `-` stands for stdin."""
+    try:
+        data = sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
+        plain = data.decode().removesuffix("\n") if text == "-" else data.decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"{text!r} is not UTF-8") from None
+    try:
+        return msgspec.json.decode(data), plain
+    except RecursionError:
+        raise UsageError("the value is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeError):
+        return plain, plain
 
 
 def read_text(argument: str) -> str:

@@ -12,6 +12,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -112,6 +113,20 @@ def _draw_table(columns: Sequence[str], rows: list[list[str]], crop: Sequence[st
         fields = zip(columns, row[: len(least)], strict=False)
         table.add_row(*(Text(f) if name == fold else Text(f, no_wrap=True, overflow="ellipsis") for name, f in fields))
     console.print(table)
+
+
+def print_fields(fields: Iterable[tuple[str, object]]) -> None:
+    """Names and values, one of each on a line."""
+    for name, value in fields:
+        out(f"{shown(name):<10} {shown(value)}")
+
+
+def time_of(moment: datetime | float | None) -> str:
+    """A moment as UTC, to the second."""
+    if moment is None:
+        return "-"
+    at = moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)
+    return at.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def debugging() -> bool:

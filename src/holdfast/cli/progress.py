@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import IO, Any, Self, TextIO, cast
 
+from holdfast.cli.commentary import Commentary
 from holdfast.cli.output import say, shown
 from holdfast.model import Event
+
+_TEXT = 40
 
 
 class Watch:
@@ -22,6 +25,7 @@ class Watch:
         self._done = 0
         self._total: int | None = None
         self._rewound: dict[int | None, int] = {}
+        self._inside = Commentary()
 
     def __enter__(self) -> Self:
         return self
@@ -52,6 +56,7 @@ class Watch:
                 self.started(event.step or "")
             case "step_completed":
                 self._done += 1
+                self._inside.step_done()
                 unsaved = ", not yet saved" if event.seq is None else ""
                 self.stepped(f"{at}: {shown(event.step)} done ({self.count()}{unsaved})")
             case "step_failed":
@@ -59,6 +64,16 @@ class Watch:
                 self.say(f"{at}: {shown(event.step)} failed: {shown(event.error)}{again}")
             case "save_failed":
                 self.say(f"{at}: could not be saved: {shown(event.error)}")
+            case _:
+                self._comment(event)
+
+    def _comment(self, event: Event) -> None:
+        lines = self._inside.lines(event)
+        if event.type == "emitted" and event.data.get("name") == "progress":
+            self.progressed(lines)
+        else:
+            for line in lines:
+                self.say(line)
 
     def _created(self, event: Event) -> None:
         origin = event.data.get("from")
@@ -84,6 +99,11 @@ class Watch:
     def stepped(self, line: str) -> None:
         """A step is done."""
         self.say(line)
+
+    def progressed(self, lines: list[str]) -> None:
+        """The step under way has said how far it is; these lines say so."""
+        for line in lines:
+            self.say(line)
 
 
 class Bar(Watch):
@@ -134,13 +154,21 @@ class Bar(Watch):
         self._draw()
         self.say(line)
 
+    def progressed(self, lines: list[str]) -> None:
+        if self._screen.cleared:  # there is no bar any more to show it
+            super().progressed(lines)
+        else:
+            self._draw()
+
     def _draw(self) -> None:
+        fraction, text = self._inside.fraction, shown(self._inside.text)[:_TEXT]
+        done, total = (self._done, self._total) if self._total is not None else (0, 1 if fraction is not None else None)
         self._bar.update(
             self._task,
             description=f"{self.run} {shown(self._step)}",
-            completed=self._done,
-            total=self._total,
-            count=self.count(),
+            completed=done + (fraction or 0.0),
+            total=total,
+            count=self.count() if fraction is None else f"{self.count()}, {fraction:.0%} {text}".rstrip(),
         )
 
 
@@ -151,6 +179,11 @@ class Screen:
         self._clear: Callable[[], None] | None = clear
         self._lock = threading.Lock()
         self._in_line = False
+
+    @property
+    def cleared(self) -> bool:
+        """Whether the bar has gone."""
+        return self._clear is None
 
     def clear(self) -> None:
         """Take the bar away for good."""

@@ -1,11 +1,11 @@
-"""The commands that only look: ls, show, doctor."""
+"""The commands that only look: ls, show, ledger, doctor."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
-from datetime import datetime
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -14,13 +14,15 @@ import msgspec
 
 from holdfast.blocking import Runtime as BlockingRuntime
 from holdfast.cli.codes import Exit
-from holdfast.cli.explaining import place_of
-from holdfast.cli.options import json_option, meta_option, read_meta, read_text, store_option, where
-from holdfast.cli.output import as_json, out, pretty_json, print_table, say, say_trace, shown
-from holdfast.core.ids import parse_ref
+from holdfast.cli.explaining import Typed, place_of
+from holdfast.cli.happenings import Rows
+from holdfast.cli.options import json_option, meta_option, read_meta, read_text, store_option, typed, where
+from holdfast.cli.output import as_json, out, pretty_json, print_fields, print_table, say, say_trace, shown, time_of
+from holdfast.cli.waiting import OpenWaits, Wait, with_children
+from holdfast.core.ids import check_id, parse_ref
 from holdfast.engine.doctor import examine
 from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError
-from holdfast.model import Checkpoint, Event, Problem, Run, RunStatus
+from holdfast.model import Call, Checkpoint, Event, Problem, Run, RunStatus
 from holdfast.runtime import Runtime
 from holdfast.store.locate import default_location, locate
 
@@ -71,20 +73,31 @@ def _print_list(runs: Iterator[Run]) -> None:
         say("no runs")
     else:
         columns = ("run", "status", "flow", "steps", "next", "changed")
-        print_table(columns, _rows(chain([first], runs)), crop=("flow", "next"), head=False)
+        waiting: set[str] = set()
+        print_table(columns, _rows(chain([first], runs), waiting), crop=("flow", "next"), head=False)
+        if waiting and sys.stdout.isatty():
+            one = typed().line("show", waiting.pop() if len(waiting) == 1 else "RUN")
+            say(f"{shown(one)} tells what brings a run that waits what it waits for")
 
 
-def _rows(runs: Iterable[Run]) -> Iterator[tuple[object, ...]]:
+def _rows(runs: Iterable[Run], waiting: set[str]) -> Iterator[tuple[object, ...]]:
+    """The lines of the list; the runs that wait are put into the set."""
     for run in runs:
-        yield run.id, run.status, run.flow, _steps(run), run.next or "-", _time(run.updated_at)
+        if run.status == RunStatus.WAITING:
+            waiting.add(run.id)
+        yield run.id, run.status, run.flow, _steps(run), _next(run), time_of(run.updated_at)
+
+
+def _next(run: Run) -> str:
+    if run.status == RunStatus.WAITING and run.waiting_for:
+        return run.waiting_for
+    return run.next or "-"
 
 
 def _steps(run: Run) -> str:
-    return str(run.step) if run.total_steps is None else f"{run.step}/{run.total_steps}"
-
-
-def _time(moment: datetime | None) -> str:
-    return "-" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S")
+    if run.total_steps is not None:
+        return f"{run.step}/{run.total_steps}"
+    return f"{run.step} ({run.progress:.0f} %)" if run.progress and run.next else str(run.step)
 
 
 class Shown(msgspec.Struct):
@@ -100,6 +113,8 @@ class Shown(msgspec.Struct):
     """Where in the program its step failed."""
     forked_from: str | None = None
     """The checkpoint that it began from."""
+    waits: list[Wait] = []
+    """What a run that waits is waiting for."""
 
 
 @click.command()
@@ -112,7 +127,8 @@ def show(ref: str, last: int, store: str | None, json_: bool) -> Exit:
 
     The program is not needed: what is of a type of its own is shown as the JSON that is stored.
     """
-    found = asyncio.run(_look(store, *parse_ref(ref), last))
+    rows = Rows(last)
+    found = asyncio.run(_look(store, *parse_ref(ref), last, rows, typed()))
     if found.run.status == RunStatus.FAILED and found.events:
         trace = found.events[-1].data.get("trace")
         found.failed_at = place_of(trace)
@@ -120,13 +136,13 @@ def show(ref: str, last: int, store: str | None, json_: bool) -> Exit:
     if json_:
         out(as_json(found))
     else:
-        _print(found)
+        _print(found, rows)
     for damage in found.damage:
         say(f"holdfast: {shown(damage)}")
     return Exit.STORE if found.damage else Exit.OK
 
 
-async def _look(store: str | None, name: str, seq: int | None, last: int) -> Shown:
+async def _look(store: str | None, name: str, seq: int | None, last: int, rows: Rows, typed: Typed) -> Shown:
     async with Runtime(where(store), create=False) as runtime:
         run = await runtime.get(name)
         if run is None:
@@ -134,7 +150,10 @@ async def _look(store: str | None, name: str, seq: int | None, last: int) -> Sho
         found = Shown(run)
         checkpoints = await _last(_outlines(runtime, name), last, found)
         found.checkpoints = checkpoints
-        found.events = await _last(_events(runtime, name, found), last, found)
+        opened = OpenWaits(name)
+        found.events = await _last(_events(runtime, name, found, rows, opened), last, found)
+        if run.status == RunStatus.WAITING and not found.damage:
+            found.waits = await with_children(runtime, opened.waits(typed), typed)
         try:
             found.checkpoint = await runtime.load(name if seq is None else f"{name}@{seq}", raw=True)
             if run.status == RunStatus.COMPLETED:
@@ -155,8 +174,10 @@ async def _outlines(runtime: Runtime, name: str) -> AsyncIterator[dict[str, Any]
         yield {"seq": point.seq, "step": point.step, "next": point.next, "time": point.created_at, "size": size}
 
 
-async def _events(runtime: Runtime, name: str, found: Shown) -> AsyncIterator[Event]:
+async def _events(runtime: Runtime, name: str, found: Shown, rows: Rows, opened: OpenWaits) -> AsyncIterator[Event]:
     async for event in runtime.events(name):
+        rows.add(event)
+        opened.see(event)
         if event.type == "created":
             found.forked_from = event.data.get("from")
         yield event
@@ -178,30 +199,77 @@ def _note(found: Shown, error: StoreDamagedError) -> None:
         found.damage.append(str(error))
 
 
-def _print(found: Shown) -> None:
+def _facts(found: Shown) -> list[tuple[str, object]]:
     run = found.run
     facts: list[tuple[str, object]] = [("run", run.id), ("flow", run.flow), ("status", run.status)]
-    facts += [("steps", f"{_steps(run)} ({run.progress:.0f} %)"), ("next", run.next or "-")]
+    facts += [("steps", f"{run.step}{_of(run)} ({run.progress:.0f} %)"), ("next", run.next or "-")]
+    if run.status == RunStatus.WAITING:
+        for wait in found.waits:
+            facts.append(("waits for", wait.what(run.id)))
+            facts += [("answer" if wait.wait == "ask" else "send", wait.command.strip("`"))] if wait.command else []
+        if not found.waits:
+            facts.append(("waits for", run.waiting_for or "something from outside"))
     more = (("error", run.error), ("failed at", found.failed_at), ("from", found.forked_from), ("parent", run.parent))
     facts += [(name, value) for name, value in more if value]
     facts += [(f"meta {key}", pretty_json(value)) for key, value in run.metadata.items()]
-    facts += [("created", _time(run.created_at)), ("changed", _time(run.updated_at))]
-    for name, value in facts:
-        out(f"{shown(name):<10} {shown(value)}")
+    return [*facts, ("created", time_of(run.created_at)), ("changed", time_of(run.updated_at))]
+
+
+def _of(run: Run) -> str:
+    return "" if run.total_steps is None else f"/{run.total_steps}"
+
+
+def _print(found: Shown, rows: Rows) -> None:
+    run = found.run
+    print_fields(_facts(found))
     out("\ncheckpoints")
-    rows = [
-        (f"{run.id}@{p['seq']}", p["step"], p["next"] or "-", _time(p["time"]), p["size"]) for p in found.checkpoints
+    points = [
+        (f"{run.id}@{p['seq']}", p["step"], p["next"] or "-", time_of(p["time"]), p["size"]) for p in found.checkpoints
     ]
-    print_table(("checkpoint", "steps done", "next", "time", "bytes of state"), rows, crop=("next",))
+    print_table(("checkpoint", "steps done", "next", "time", "bytes of state"), points, crop=("next",))
     out("\nlast events")
-    events = [(e.seq, e.type, e.step or "-", _time(e.time), e.error or "") for e in found.events]
-    print_table(("seq", "event", "step", "time", "error"), events, crop=("step",), fold="error")
+    print_table(("seq", "event", "of", "time", "what"), rows, crop=("of",), fold="what")
     if found.checkpoint is not None:
         out(f"\nstate at {found.checkpoint.id}")
         out(pretty_json(found.checkpoint.state))
     if run.status == RunStatus.COMPLETED and found.checkpoint is not None and found.result != found.checkpoint.state:
         out("\nresult")
         out(pretty_json(found.result))
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@store_option
+@json_option
+def ledger(run: str, store: str | None, json_: bool) -> Exit:
+    """List the journaled calls of a run, as they ended, and what became of each: done, failed, abandoned or in doubt.
+
+    In doubt is a call that was begun under on_doubt "fail" or "ask" and whose end nobody knows. A table in a terminal;
+    elsewhere a line per call with tabs between. --json: one JSON object per line.
+    """
+    check_id(run)
+    with BlockingRuntime(where(store), create=False) as runtime:
+        found = runtime.get(run)
+        if found is None:
+            raise RunNotFoundError(run)
+        calls = runtime.ledger(run)
+        if json_:
+            for call in calls:
+                out(as_json(call))
+            return Exit.OK
+        first = next(calls, None)
+        if first is None:
+            say(f"{run} has no journaled calls")
+            return Exit.OK
+        rows = ((*_line(call, live=found.status == RunStatus.RUNNING),) for call in chain([first], calls))
+        print_table(("call", "status", "key", "seq", "ended", "error"), rows, crop=("key",), fold="error", head=False)
+    return Exit.OK
+
+
+def _line(call: Call, *, live: bool) -> tuple[object, ...]:
+    under_way = live and call.status == "in doubt" and call.ended_at is None
+    status = "under way" if under_way else call.status
+    return call.name, status, call.key, call.seq, time_of(call.ended_at), call.error or ""
 
 
 @click.command()
