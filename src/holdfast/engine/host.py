@@ -11,7 +11,7 @@ from holdfast.core.journal import Journal
 from holdfast.engine.hands import Hands
 from holdfast.engine.inbox import Inbox
 from holdfast.engine.notes import Notes
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, OwnershipLostError
 from holdfast.model import Kind, Mail, Posted
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class RunHost:
         self._metadata, self._nonce = metadata, nonce
         self._journal = journal
         self._notes: Notes | None = None
+        self._in_step = False
         self._inbox: Inbox | None = None
         self._declared: set[Any] = set()
         around = runner.around
@@ -58,6 +59,8 @@ class RunHost:
         """What writes while a step is under way."""
         if self._notes is None:
             self._notes = Notes(self.writer, self._runner.noted, self.failed)
+            if self._in_step:
+                self._notes.step_begins()
         return self._notes
 
     @property
@@ -126,6 +129,10 @@ class RunHost:
         """Show something to whoever watches, before it is durable."""
         self._runner.show(kind, self.clock.now(), step=self._runner.cursor["next"], **fields)
 
+    def deliver(self, mail: list[Mail]) -> None:
+        """Take in what others sent."""
+        self.inbox.deliver(mail)
+
     async def look(self) -> None:
         """Ask for the mail."""
         self._runner.control.deliver(await self.writer.look())
@@ -134,6 +141,23 @@ class RunHost:
         """Post mail about a question to this very run; False when it was answered before."""
         mail = Mail(kind, dumps({"ask": ask}), key=f"answer-{ask}")
         return await self._runner.around.store.post_mail(self.writer.run, mail) is Posted.ACCEPTED
+
+    def step_begins(self) -> None:
+        """An attempt of a step is under way: what its code writes is written as it comes."""
+        self._in_step = True
+        if self._notes is not None:
+            self._notes.step_begins()
+
+    def step_ended(self) -> None:
+        """It is not any more: the runner itself writes from now on."""
+        self._in_step = False
+        if self._notes is not None:
+            self._notes.step_ended()
+
+    def left(self) -> None:
+        """The run has left this process."""
+        if self._notes is not None:
+            self._notes.end(OwnershipLostError(self.writer.run, self.writer.fence))
 
     async def finish_step(self, number: int) -> None:
         """The body of the step is done: what is still to be written goes with the step's own commit."""

@@ -20,15 +20,20 @@ CHUNKS_ENOUGH = 1000
 
 
 class _Note:
-    __slots__ = ("body", "fields", "kind", "take", "written")
+    __slots__ = ("body", "fields", "kind", "soon", "take", "written")
 
     def __init__(self, kind: Kind | None, body: Any, take: tuple[int, ...], fields: dict[str, Any]) -> None:
         self.kind, self.body, self.take, self.fields = kind, body, take, fields
         self.written: Callable[[int | HoldfastError], None] | None = None
+        self.soon = True
 
 
 class Notes:
-    """Belongs to one live run. Nothing else writes for the run while a step is under way."""
+    """Belongs to one live run.
+
+    Nothing else writes for the run while a step is under way, and this writes only then: two commits that
+    are made at the same time would both be for the next place in the log.
+    """
 
     def __init__(
         self,
@@ -42,6 +47,24 @@ class Notes:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._error: HoldfastError | None = None
+        self._open = False
+
+    def step_begins(self) -> None:
+        """A step is under way from now on: what came in since the last one is written."""
+        self._open = True
+        if self._due:
+            self._begin()
+
+    def step_ended(self) -> None:
+        """What comes in from now on waits for the next step, or for `settle`."""
+        self._open = False
+
+    def end(self, error: HoldfastError) -> None:
+        """The run has left: nothing more is written, and whoever waits for it is told."""
+        self._error = self._error or error
+        self._open = True
+        if self._due:
+            self._begin()
 
     @property
     def idle(self) -> bool:
@@ -80,11 +103,11 @@ class Notes:
         soon: bool = True,
     ) -> None:
         """Have it written soon, or with what comes next; without a kind only the mail is taken."""
-        self._put(kind, body, take, {}, written)
+        self._put(kind, body, take, {}, written).soon = soon
         if soon or len(self._due) >= CHUNKS_ENOUGH:
             self._begin()
         elif self._timer is None:
-            self._timer = self._loop.call_later(CHUNKS_WAIT, self._begin)
+            self._timer = self._loop.call_later(CHUNKS_WAIT, self._waited_enough)
 
     def _put(
         self,
@@ -93,13 +116,18 @@ class Notes:
         take: tuple[int, ...],
         fields: dict[str, Any],
         written: Callable[[int | HoldfastError], None] | None,
-    ) -> None:
+    ) -> _Note:
         note = _Note(kind, body, take, fields)
         note.written = written
         self._due.append(note)
+        return note
 
-    def _begin(self) -> None:
-        if self._task is None:
+    def _waited_enough(self) -> None:
+        self._timer = None
+        self._begin()
+
+    def _begin(self, *, anyway: bool = False) -> None:
+        if self._task is None and (self._open or anyway):
             self._task = self._loop.create_task(self._write_all())
 
     async def _write_all(self) -> None:
@@ -140,7 +168,7 @@ class Notes:
     async def settle(self) -> None:
         """Return when all of it is written. Raises StoreError or OwnershipLostError when it could not be."""
         while self._due or self._task is not None:
-            self._begin()
+            self._begin(anyway=True)
             assert self._task is not None
             await asyncio.wait({self._task})
         if self._error is not None:
@@ -152,7 +180,7 @@ class Notes:
             await asyncio.wait({self._task})
         if self._error is not None:
             raise self._error
-        if any(note.take for note in self._due):
+        if any(note.soon for note in self._due):
             await self.settle()
         left, self._due = self._due, []
         if self._timer is not None:

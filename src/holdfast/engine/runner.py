@@ -23,7 +23,7 @@ from holdfast.core.journal import Journal
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.control import Control
-from holdfast.engine.hands import Hands, StepRaised, within
+from holdfast.engine.hands import Hands, StepRaised, in_frame, within
 from holdfast.engine.host import RunHost
 from holdfast.engine.retention import Retention
 from holdfast.engine.saving import Saving
@@ -43,7 +43,7 @@ from holdfast.errors import (
     StoreError,
 )
 from holdfast.flows.base import KEEP, NO_RESULT, Flow, Position, Step
-from holdfast.model import Kind, Mail, RunStatus
+from holdfast.model import Kind, RunStatus
 
 
 class Outcome:
@@ -86,8 +86,7 @@ class Runner:
         retention: Retention | None = None,
     ) -> None:
         self.around, self._flow, self._codec, self.writer, self._hands = around, flow, codec, writer, hands
-        self._retry = retry
-        self._failures, self._retry_at = failures, retry_at
+        self._retry, self._failures, self._retry_at = retry, failures, retry_at
         self._result: Any = NO_RESULT
         self._takeups = writer.attempt
         self._task: asyncio.Task[Any] | None = None
@@ -104,7 +103,7 @@ class Runner:
         self.control.notify = self._notified
         self._saving = Saving(around, writer, self.control, policy, retention)
         self._saving.host = self.host = RunHost(self, codec, hands, metadata=metadata, nonce=nonce, journal=journal)
-        self.control.others = self._sent
+        self.control.others = self.host.deliver
         self.show, self.noted = self._saving.show, self._saving.noted
 
     @property
@@ -150,6 +149,7 @@ class Runner:
             return Outcome(error=error)
         finally:
             self._hands.give_lane_back()
+            self.host.left()
 
     async def _advance(self) -> Outcome | None:
         """One step with its retries. An outcome when the run leaves this process by it."""
@@ -162,7 +162,7 @@ class Runner:
             started = self.around.clock.now()
             self.show("step_started", started, step=name)
             try:
-                cursor, tree = await self._attempt(step, name)
+                cursor, tree, change = await self._attempt(step, name)
             except _Cut:
                 if self.control.cut:
                     raise
@@ -181,7 +181,7 @@ class Runner:
                 error = raised
             else:
                 self._failures, self._retry_at, self._takeups = 0, 0.0, 1
-                await self._saving.step_done(tree, cursor, (name, started, self.around.clock.now()))
+                await self._saving.step_done(tree, cursor, (name, started, self.around.clock.now()), change)
                 return None
             if self.control.cancel is not None:
                 return None  # that is final, however the step ended
@@ -196,23 +196,29 @@ class Runner:
             raise StepMissingError(self.writer.run, self._flow.name, name, self._flow.step_names)
         return step, name
 
-    async def _attempt(self, step: Step[..., Any], name: str) -> tuple[dict[str, Any], Tree]:
+    async def _attempt(self, step: Step[..., Any], name: str) -> tuple[dict[str, Any], Tree, list[Any] | None]:
         """One call of the step, on a copy of the state that only this attempt sees: where it leads to."""
-        position = Position(self._copy(), self.cursor)
+        raw = getattr(self._flow, "raw_state", False)
+        position = Position(self._saving.tree if raw else self._copy(), self.cursor)
         number = self.cursor["step"]
         self._verdict = None
         self._scope = scope = StepScope(self.host, number, self._loop)
         if step.timeout is not None:
             scope.root.deadline = self.around.clock.now() + step.timeout
         before = enter(scope.root)
+        self.host.step_begins()
         try:
             work = self._flow.advance(position, scope)
-            after = await (work if step.timeout is None else within(step.timeout, name, work, scope.close))
+            if step.timeout is None:
+                after = await work
+            else:
+                after = await within(step.timeout, name, in_frame(scope.root, work), scope.close)
         except asyncio.CancelledError:
             if self._verdict is None:
                 raise self._foreign_cancel() from None
         finally:
             self._scope, self._waits = None, scope.waits
+            self.host.step_ended()
             scope.close()
             scope.cancel_tasks(but=self._task)
             scope.forget_frame()
@@ -222,10 +228,12 @@ class Runner:
         leave(before)
         if self.host.journaled or self.host.wrote_notes:
             await self.host.finish_step(number)
-        tree = self._saving.tree if after.state is KEEP else self._codec.encode(after.state, like=self._saving.tree)
+        tree = self._saving.tree if after.state is KEEP else after.state
+        if after.change is None and after.state is not KEEP:
+            tree = self._codec.encode(after.state, like=self._saving.tree)
         if after.result is not NO_RESULT:
             self._result = self._codec.encode(after.result, path="result")
-        return after.cursor, tree  # the copy is let go before the commit is waited for
+        return after.cursor, tree, after.change  # the copy is let go before the commit is waited for
 
     def _stop_body(self, verdict: Exception) -> None:
         """End the attempt under way: whatever it comes to does not count."""
@@ -364,9 +372,6 @@ class Runner:
             self._scope.cancel_tasks(but=self._task)
         else:
             self._scope.look_around()
-
-    def _sent(self, mail: list[Mail]) -> None:
-        self.host.inbox.deliver(mail)
 
     async def _wait_until(self, moment: float) -> None:
         """Wait for the moment, or until something is wanted of the run."""
