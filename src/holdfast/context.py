@@ -100,10 +100,10 @@ class Frame:
         "bound",
         "branches",
         "call",
+        "closed",
         "deadline",
         "firm",
         "holder",
-        "is_call",
         "names",
         "parent",
         "parked",
@@ -116,10 +116,10 @@ class Frame:
 
     def __init__(self, scope: Scope, path: str | None, parent: Frame | None = None, *, call: str | None = None) -> None:
         self.scope, self.path, self.parent = scope, path, parent
-        self.is_call = call is not None
-        """Whether it is the function of a journaled call."""
         self.call: str | None = call if call is not None or parent is None else parent.call
-        """The key of that call, or of the one that this is part of."""
+        """The key of the journaled call whose function it is, or of the one that this is part of."""
+        self.closed = False
+        """Whether the attempt of its call is over, whatever its code still does."""
         self.holder: object = None
         """The task or thread that runs it."""
         self.names: Names | None = None
@@ -174,6 +174,20 @@ class Frame:
         if taken is None:
             raise IdenticalBranchError(above.scope.context(above).id, name)
         self.path = f"{above.path}{taken}/"
+
+    @property
+    def over(self) -> bool:
+        """Whether this is part of a call that has failed, timed out or was given up."""
+        frame: Frame | None = self
+        while frame is not None:
+            if frame.closed:
+                return True
+            frame = frame.parent
+        return False
+
+    def close(self) -> None:
+        """The attempt of its call is over."""
+        self.closed = True
 
     @property
     def stream(self) -> str:

@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from holdfast.context import Frame, Suspended, here
+from holdfast.context import Frame, Place, Suspended, here
 from holdfast.core.answers import schema_tree
 from holdfast.core.ids import check_id
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import UsageError, WrongKindError
-from holdfast.work import OnDoubt, Work, as_work
+from holdfast.work import OnDoubt, Work, as_work, check_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -278,8 +278,9 @@ def needed(verb: str, frame: Frame | None) -> Frame:
 class Child(Generic[R]):
     """A child run. Awaiting it gives its result, or raises what it has come to."""
 
-    def __init__(self, frame: Frame, id: str, starting: asyncio.Future[None], wait: Callable[[], Any]) -> None:
-        self.id, self._frame, self._starting, self._wait = id, frame, starting, wait
+    def __init__(self, place: Place, id: str, starting: asyncio.Future[None]) -> None:
+        self.id, self._place, self._starting = id, place, starting
+        self._awaited = 0
 
     def __repr__(self) -> str:
         return f"<child run {self.id}>"
@@ -288,8 +289,12 @@ class Child(Generic[R]):
         return self._result().__await__()
 
     async def _result(self) -> R:
+        self._awaited += 1
+        number, scope = self._awaited, self._place.frame.scope
+        if scope.starting is not None:
+            scope.starting.discard(self._starting)  # if it fails, that is told here
         await asyncio.shield(self._starting)
-        result: R = await self._wait()
+        result: R = await waiting_for_child(self._place, self.id, number)
         return result
 
 
@@ -301,19 +306,32 @@ def spawn(flow: Any, input: Any = None, *, id: str | None = None, key: str | Non
     RunFailedError.
     """
     frame = needed("spawn", frame_for("spawn"))
-    place, child, body = spawning(frame, flow, input, id, key)
+    place, child = spawning(frame, flow, input, id, key)
     starting = asyncio.ensure_future(frame.scope.spawn(place, flow, input, child))
     starting.add_done_callback(lambda f: f.cancelled() or f.exception())  # told to whoever awaits the child
-    return Child(frame, child, starting, lambda: frame.scope.wait(place, body, None, NOTHING))
+    if frame.scope.starting is None:
+        frame.scope.starting = set()
+    frame.scope.starting.add(starting)
+    return Child(place, child, starting)
 
 
-def spawning(frame: Frame, flow: Any, input: Any, id: str | None, key: str | None) -> tuple[Any, str, dict[str, Any]]:
-    """The place, the id and the wait of a child that is spawned in that frame."""
+def waiting_for_child(place: Place, id: str, number: int) -> Coroutine[Any, Any, Any]:
+    """The result of the child that was spawned at that place, awaited for the so-manieth time.
+
+    Each is a wait of its own: a child can be waited for again after a timeout gave one of them up.
+    """
+    frame = here() or place.frame
+    key = place.key if number == 1 else f"{place.key}/await:{number}"
+    return frame.scope.wait(Place(frame, key, place.name, place.args), {"wait": "child", "run": id}, None, NOTHING)
+
+
+def spawning(frame: Frame, flow: Any, input: Any, id: str | None, key: str | None) -> tuple[Place, str]:
+    """The place and the id of a child that is spawned in that frame."""
     if not hasattr(flow, "advance") or not hasattr(flow, "next_step"):
         raise UsageError(f"spawn(flow, ...) takes a flow (a Pipeline, or a function marked @flow), not {flow!r}")
     place = frame.take("spawn", frame.scope.digest((flow.name, input)), key if key is not None else id)
     child = frame.scope.child_id(place) if id is None else check_id(id)
-    return place, child, {"wait": "child", "run": child}
+    return place, child
 
 
 # Streams
@@ -334,20 +352,20 @@ def emit(name: str, data: Any = None) -> Emitted:
     """Add a chunk to the run's stream: seen live, kept in the log, in order, each once.
 
     Works in async and `def` bodies alike, and returns at once; chunks are written in batches. A producer that
-    may be faster than the disk awaits the result.
+    may be faster than the disk awaits the result; a thread waits here by itself.
     """
     frame = here()
     if frame is None:
         return Emitted(None)
-    if type(name) is not str or not 0 < len(name) <= 200:
-        raise UsageError(f"emit(name, data): the name is a text of 1 to 200 characters, not {ascii(name)[:80]}")
-    return Emitted(frame.scope.emit(frame, name, data))
+    return Emitted(frame.scope.emit(frame, check_name("a chunk", name), data))
 
 
 def progress(fraction: float, text: str | None = None) -> Emitted:
     """Say how far the step is, from 0 to 1, for whoever watches the run; `run.progress` shows it."""
     if type(fraction) not in (int, float) or not 0 <= fraction <= 1:
         raise UsageError(f"progress({fraction!r}): it goes from 0 to 1")
+    if text is not None and type(text) is not str:
+        raise UsageError(f"progress({fraction!r}, text): it is a text, not {ascii(text)[:80]}")
     return emit("progress", {"fraction": float(fraction), "text": text})
 
 

@@ -165,7 +165,7 @@ class Runtime:
         self._mailing = Mailing(engine, self._reader)
         self._recovery = Recovery(engine, self._mailing.children_ended)
         self._waker = Waker(self._store, self._clock, self._recovery.wake, self._mailing.children_ended)
-        self._following = Following(engine, self._reader, verbs, self._waker)
+        self._following = Following(engine, self._reader, verbs, self._waker, self._mailing.children_ended)
         engine.children = Family(engine, self._reader, verbs, self._following.tend)
         engine.let_go = self._waker.watch
         self._hurry = asyncio.Event()

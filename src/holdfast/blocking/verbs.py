@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from holdfast import inside
-from holdfast.context import Frame
+from holdfast.context import Frame, Place
 from holdfast.core.retry import RetryPolicy
 from holdfast.inside import NOTHING, call_blocking, frame_in_thread, in_thread, with_options
 from holdfast.work import OnDoubt, as_work
@@ -79,23 +79,27 @@ def sleep(until: float | timedelta | datetime, *, key: str | None = None) -> Non
 class Child(Generic[R]):
     """A child run. `result()` waits for what it comes to."""
 
-    def __init__(self, frame: Frame, id: str, wait: Callable[[], R]) -> None:
-        self.id, self._frame, self._wait = id, frame, wait
+    def __init__(self, place: Place, id: str) -> None:
+        self.id, self._place = id, place
+        self._awaited = 0
 
     def __repr__(self) -> str:
         return f"<child run {self.id}>"
 
     def result(self) -> R:
         """The child's result, or what it has come to is raised."""
-        return self._wait()
+        frame = _needed("spawn")
+        self._awaited += 1
+        result: R = in_thread(frame, inside.waiting_for_child(self._place, self.id, self._awaited))
+        return result
 
 
 def spawn(flow: Any, input: Any = None, *, id: str | None = None, key: str | None = None) -> Child[Any]:
     """A child run of `flow`, which exists when this returns; see `holdfast.spawn`."""
     frame = _needed("spawn")
-    place, child, body = inside.spawning(frame, flow, input, id, key)
+    place, child = inside.spawning(frame, flow, input, id, key)
     in_thread(frame, frame.scope.spawn(place, flow, input, child))
-    return Child(frame, child, lambda: in_thread(frame, frame.scope.wait(place, body, None, NOTHING)))
+    return Child(place, child)
 
 
 def _needed(verb: str) -> Frame:

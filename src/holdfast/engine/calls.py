@@ -121,34 +121,59 @@ class Calling:
     # Making it
 
     async def _make(self) -> Any:
-        scope, place = self._scope, self._place
-        frame = Frame(scope, f"{place.key}/", place.frame, call=place.key)
-        frame.firm = self._work.on_doubt != "retry"
-        started = self._host.clock.now()
-        scope.began(frame)
+        scope, place, started = self._scope, self._place, self._host.clock.now()
+        frame = self._frame = self._begin()
+        begun = not frame.firm
         try:
             if frame.firm:
                 fault("call.before_intent")
                 await self._write({"on_doubt": self._work.on_doubt}, kind=Kind.INTENT)
-            value, outcome = await self._tried(frame)
+                begun = True
+            value, outcome = await self._tried()
+            self._supersede()
             await self._write({"started": started, **outcome})
         except asyncio.CancelledError:
-            if not scope.closed:
+            self._frame.close()
+            if not scope.closed and not place.frame.over:
                 # Given up by the code around it, not by us: that is what it saw, and what it sees again.
-                await scope.uncut(self._abandon(started, doubt=frame.firm))
+                await scope.uncut(self._abandon(started, doubt=frame.firm and begun))
             raise
         finally:
-            scope.ended(frame)
+            scope.ended(self._frame)
         if isinstance(value, StepRaised):
             raise _told(value.error, place.name)
         return value
 
-    async def _tried(self, frame: Frame) -> tuple[Any, dict[str, Any]]:
+    def _begin(self) -> Frame:
+        """The frame of an attempt, which is under way from now on."""
+        place = self._place
+        frame = Frame(self._scope, f"{place.key}/", place.frame, call=place.key)
+        frame.firm = self._work.on_doubt != "retry"
+        self._scope.began(frame)
+        return frame
+
+    async def _begin_again(self) -> None:
+        """The attempt has failed. The next one finds what it had finished, and makes what failed in it again."""
+        frame, journal = self._frame, self._host.journal
+        self._frame = self._begin()
+        self._scope.ended(frame)
+        if journal.left_below(f"{self._place.key}/") or not self._host.notes.idle:
+            await self._host.notes.settle()  # chunks are superseded by their seqs
+        journal.new_attempt(f"{self._place.key}/")
+
+    def _supersede(self) -> None:
+        """Mark the chunks of an attempt that was cut off or failed, and that the one that ended did not emit."""
+        chunks = self._host.journal.left_below(f"{self._place.key}/")
+        if chunks:
+            self._host.notes.put(Kind.SUPERSEDED, {"seqs": chunks}, soon=False)
+            self._host.journal.add(Kind.SUPERSEDED, 0, {"seqs": chunks})
+
+    async def _tried(self) -> tuple[Any, dict[str, Any]]:
         """The value, or what was raised, and what to write of it."""
         failures, host = 0, self._host
         while True:
             try:
-                value = await self._once(frame)
+                value = await self._once(self._frame)
                 # Its effect is out in the world but not recorded: dying from here on makes it again. Keep nothing
                 # between the function and the commit that can fail or wait.
                 fault("call.done")
@@ -161,13 +186,15 @@ class Calling:
                 error = raised.error
             except HoldfastError as raised:  # its timeout, or a result that cannot be stored
                 error = raised
+            self._frame.close()
             failures += 1
-            doubt = frame.firm and isinstance(error, StepTimeoutError)
+            doubt = self._frame.firm and isinstance(error, StepTimeoutError)
             if doubt or not self._retry.retries(error, failures):
                 outcome: dict[str, Any] = {"error": failure_tree(error, host.codec, host.failures)}
                 return StepRaised(error), outcome | ({"doubt": True} if doubt else {})
             host.show("call_failed", error=describe(error), data={"name": self._place.name, "attempt": failures})
             await host.clock.sleep(self._retry.delay(failures, random.random))
+            await self._begin_again()
 
     async def _once(self, frame: Frame) -> Any:
         host, work = self._host, self._work
@@ -175,8 +202,9 @@ class Calling:
         doing = host.hands.do_call(work, self._args, self._kwargs, frame, self._lane)
         if self._timeout is None:
             return await doing
-        frame.deadline = host.clock.now() + self._timeout
-        return await within(self._timeout, self._place.name, doing)
+        deadline = host.clock.now() + self._timeout
+        frame.deadline = deadline if frame.deadline is None else min(frame.deadline, deadline)
+        return await within(self._timeout, self._place.name, doing, frame.close)
 
     def _context(self) -> Any:
         return self._host.context(Frame(self._scope, None, self._place.frame, call=self._place.key))
@@ -187,6 +215,8 @@ class Calling:
     async def _write(self, outcome: dict[str, Any], kind: Kind = Kind.CALL) -> None:
         place, host = self._place, self._host
         body = {"key": place.key, "name": place.name, "args": place.args, "of": host.writer.checkpoint_seq, **outcome}
+        if self._scope.starting:
+            await self._scope.started()  # a call that is found again does not spawn its children again
         seq = await host.notes.write(kind, body)
         host.journal.add(kind, seq, body)
 

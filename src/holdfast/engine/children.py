@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,12 +40,26 @@ class Family:
     def __init__(self, engine: Engine, reader: Reader, verbs: Verbs, tend: Callable[[Head], Awaitable[None]]) -> None:
         """`tend` sees to it that a run goes on which nobody drives."""
         self._engine, self._reader, self._verbs, self._tend = engine, reader, verbs, tend
+        self._starting: dict[str, set[asyncio.Future[Any]]] = {}
+        """By parent: the children that are being started."""
 
     async def ensure(self, flow: Any, input: Any, id: str, parent: str) -> None:
-        """Return when the child exists; started if it did not.
+        """Return when the child exists; started if it did not, taken up here if nobody drives it.
 
         Raises RunExistsError when the id belongs to a run of somebody else.
         """
+        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        starting = self._starting.setdefault(parent, set())
+        starting.add(started)
+        try:
+            await self._ensure(flow, input, id, parent)
+        finally:
+            started.set_result(None)
+            starting.discard(started)
+            if not starting:
+                self._starting.pop(parent, None)
+
+    async def _ensure(self, flow: Any, input: Any, id: str, parent: str) -> None:
         self._engine.registry.add(flow)
         try:
             await self._verbs.start(flow, input, id, None, parent)
@@ -56,6 +71,7 @@ class Family:
                 raise WrongFlowError(id, head.flow, flow.name) from None
             if self._verbs.digest(flow, input) != msgspec.json.decode(head.info, type=Info).digest:
                 raise InputChangedError(id) from None
+            await self._tend(head)
 
     async def outcome(self, id: str) -> tuple[Literal["result", "error"], str, Any] | None:
         """("result", flow, tree) or ("error", flow, exception) of a child that has ended; None while it has not.
@@ -80,7 +96,9 @@ class Family:
         return self._engine.registry.codec(flow).decode(tree, path=f"result of {id}")
 
     async def cancel(self, run: str, reason: str | None) -> None:
-        """Cancel every child of a run."""
+        """Cancel every child of a run, also those that are only just being started."""
+        while starting := self._starting.get(run):
+            await asyncio.wait(starting)
         for head in await self._engine.store.list_heads(Query(parent=run, limit=_EVERYTHING)):
             if head.status not in ENDED:
                 try:

@@ -249,6 +249,7 @@ class Engine:
     async def _give_up(self, head: Head, writer: RunWriter, step: str, error: str) -> LiveRun:
         live = self._live_run(head, writer)
         live.done.set(await live.runner.fail([], step, error))
+        self._tell_parent(live)
         return live
 
     async def _for_retention(self, head: Head) -> list[Entry]:
@@ -337,10 +338,14 @@ class Engine:
             self.custody.add(writer)
         if isinstance(error, RunWaitingError):
             self.let_go(live.id, outcome.due)
-        elif live.parent is not None and writer.status in ENDED:
+        elif writer.status in ENDED:
+            self._tell_parent(live)
+        live.done.set(outcome)
+
+    def _tell_parent(self, live: LiveRun) -> None:
+        if live.parent is not None:
             self._under_way.add(telling := asyncio.ensure_future(self.children.ended(live.id, live.parent)))
             telling.add_done_callback(self._under_way.discard)
-        live.done.set(outcome)
 
     async def wait_change(self, run: str, seen: int, timeout: float) -> int:
         """What the store's `wait_change` gives to whoever follows the run.

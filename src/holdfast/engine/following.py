@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import msgspec
@@ -39,8 +40,17 @@ Until = Literal["ended", "settled"]
 class Following:
     """Belongs to one runtime."""
 
-    def __init__(self, engine: Engine, reader: Reader, verbs: Verbs, waker: Waker) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        reader: Reader,
+        verbs: Verbs,
+        waker: Waker,
+        children_ended: Callable[[Head], Awaitable[bool]],
+    ) -> None:
+        """`children_ended` tells whether a child that the run waits for has ended."""
         self._engine, self._reader, self._verbs, self._waker = engine, reader, verbs, waker
+        self._children_ended = children_ended
 
     async def run(
         self,
@@ -99,7 +109,9 @@ class Following:
                     raise ended_error(head)
                 case Act.TAKE:
                     try:
-                        return await self.outcome(await self._verbs.take(run), until=until)
+                        live = await self._verbs.take(run)
+                        await self._tend_children(run)
+                        return await self.outcome(live, until=until)
                     except (RunOwnedError, VerbRefusedError) as error:
                         if error.run_id != run:
                             raise
@@ -123,8 +135,12 @@ class Following:
                     pass  # somebody else was quicker, or it cannot be gone on with: whoever follows it finds out
             case Situation.WAITING:
                 self._waker.watch(head.id, head.wake_at)
-                for child in await self._children(head.id):
-                    await self.tend(child)
+                await self._tend_children(head.id)
+
+    async def _tend_children(self, run: str) -> None:
+        """The same for the children of a run, also those that its code does not wait for."""
+        for child in await self._children(run):
+            await self.tend(child)
 
     async def _children(self, run: str) -> list[Head]:
         return await self._engine.store.list_heads(Query(parent=run, states=_GOING_ON, limit=_EVERYTHING))
@@ -141,7 +157,10 @@ class Following:
                 return False
             if where is Situation.WAITING and not await self._settled(child):
                 return False
-        return True
+        if await self._children_ended(head):
+            return False  # it has not been told yet
+        now = await self._reader.head(head.id)
+        return now is not None and now.fence == head.fence and situation(now) is Situation.WAITING
 
     async def result(self, run: str, *, raw: bool) -> Any:
         """The result of a completed run; raises what it has come to otherwise."""

@@ -24,7 +24,7 @@ from holdfast.engine.threads import Lane
 from holdfast.engine.waits import Waits
 from holdfast.engine.writer import RunWriter
 from holdfast.errors import HoldfastError, StateError
-from holdfast.flows.base import pack_outcome, unpack_outcome
+from holdfast.flows.moves import pack_outcome, unpack_outcome
 from holdfast.model import Kind
 from holdfast.work import Work
 
@@ -103,7 +103,7 @@ class Host(Protocol):
 class StepScope:
     """The Scope of one attempt."""
 
-    __slots__ = ("busy", "closed", "host", "loop", "number", "pid", "root", "tasks", "waits")
+    __slots__ = ("busy", "closed", "host", "loop", "number", "pid", "root", "starting", "tasks", "waits")
 
     def __init__(self, host: Host, number: int, loop: asyncio.AbstractEventLoop) -> None:
         self.host, self.number, self.loop, self.pid = host, number, loop, _PID
@@ -112,6 +112,8 @@ class StepScope:
         self.busy = 0
         """How many calls are under way that do not themselves wait for something from outside."""
         self.tasks: set[asyncio.Task[Any]] | None = None
+        self.starting: set[asyncio.Future[None]] | None = None
+        """The children on their way that the code has not awaited yet."""
         self.waits: Waits | None = None
 
     # What flows ask for
@@ -119,6 +121,15 @@ class StepScope:
     async def perform(self, step: Work, *args: Any) -> Any:
         """The result of the step's function."""
         self.check_open()
+        result = await self._perform(step, args)
+        if self.starting:
+            # They exist before the step is done, though nobody waits for them.
+            await self.started()
+            for starting in self.starting:
+                starting.result()
+        return result
+
+    async def _perform(self, step: Work, args: tuple[Any, ...]) -> Any:
         if step.on_doubt == "retry":
             return await self.host.hands.do_step(step, args, self.root)
         # Its effect must not be repeated unasked, so it is journaled as a call is. The runner retries it.
@@ -145,7 +156,7 @@ class StepScope:
         self, place: Place, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any], lane: Any = None
     ) -> Any:
         """The result of the function: found in the journal, or made and journaled."""
-        self.joined()
+        self.joined(place.frame)
         return await Calling(self, place, work, args, kwargs, lane=lane).result()
 
     def lane(self) -> Lane:
@@ -154,7 +165,7 @@ class StepScope:
 
     async def wait(self, place: Place, body: dict[str, Any], declared: Any, default: Any) -> Any:
         """What the run waits for: an answer, a message, a moment, a child's result."""
-        self.joined()
+        self.joined(place.frame)
         return await self.waiting().wait(place, body, declared, default)
 
     def waiting(self) -> Waits:
@@ -210,7 +221,7 @@ class StepScope:
 
     async def spawn(self, place: Place, flow: Any, input: Any, id: str) -> None:
         """Return when the child run exists."""
-        self.joined()
+        self.joined(place.frame)
         if self.host.journal.find(place.key) is not None:
             return  # it was waited for before, so it exists
         self.busy += 1
@@ -220,11 +231,18 @@ class StepScope:
             self.busy -= 1
             self.look_around()
 
+    async def started(self) -> None:
+        """Return when the children exist that are on their way: what is committed next may rely on them."""
+        if self.starting:
+            await asyncio.wait(self.starting)
+
     # What is under way
 
-    def joined(self) -> None:
+    def joined(self, frame: Frame) -> None:
         """The calling task takes part in the attempt: it is cancelled when the attempt is let go."""
         self.check_open()
+        if frame.over:
+            raise asyncio.CancelledError("the call that this is part of is over: it failed, timed out, or was given up")
         task = asyncio.current_task()
         if self.tasks is None:
             self.tasks = set()

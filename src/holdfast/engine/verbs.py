@@ -218,6 +218,8 @@ class Verbs:
         with self._engine.custody.giving_up(writer):
             await writer.write([(kind, body)], status=status, take=taken, attempt=0, error=error)
         self._show_last(writer)
+        if verb == "cancel" and claim.head.parent is not None:
+            await self._engine.children.ended(run, claim.head.parent)
         return True
 
     def _show_last(self, writer: RunWriter) -> None:
@@ -261,6 +263,8 @@ class Verbs:
         live = act("delete", situation(head)) is Act.REFUSE
         if live or not (await self._engine.store.delete_run(run) or await self._reader.head(run) is None):
             raise VerbRefusedError(run, "delete", Situation.LIVE, HINTS["delete", Situation.LIVE])
+        if head.parent is not None:
+            await self._engine.children.ended(run, head.parent)  # which may be waiting for it
 
     # Claiming
 

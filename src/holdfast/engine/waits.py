@@ -315,8 +315,8 @@ class Waits:
 
 
 def describe(*bodies: dict[str, Any]) -> str:
-    """What is waited for, for people."""
-    shown = [_described(body) for body in bodies]
+    """What is waited for, for people. Children come first: whoever looks for parents tells them by it."""
+    shown = [_described(body) for body in sorted(bodies, key=lambda body: body["wait"] != "child")]
     return "; ".join(shown[:3]) + (f"; and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
