@@ -69,6 +69,8 @@ class Journal:
         self._asked: set[str] = set()
         self._chunks: dict[str, list[Chunk]] = {}
         self._reached: dict[str, int] = {}
+        self._before: set[str] = set()
+        """Where chunks of an earlier attempt may be left."""
 
     @classmethod
     def of(cls, run: str, entries: Iterable[Entry]) -> Journal | None:
@@ -92,6 +94,7 @@ class Journal:
     def add(self, kind: str, seq: int, body: dict[str, Any]) -> None:
         """The log holds this as well."""
         if kind == Kind.EMITTED:
+            self._before.add(body["path"])
             self._chunks.setdefault(body["path"], []).append(Chunk(seq, (body["name"], body["data"])))
         elif kind == Kind.SUPERSEDED:
             gone = set(body["seqs"])
@@ -105,25 +108,37 @@ class Journal:
         self._asked.add(key)
         return self._records.get(key)
 
-    def new_attempt(self) -> None:
-        """The attempt has failed: what it had finished stays, its failures are tried again.
+    def has_ended(self, key: str) -> bool:
+        """Whether it came to its end before; that does not count as asking for it."""
+        record = self._records.get(key)
+        return record is not None and record.ended is not None
+
+    def seq_of(self, key: str) -> int:
+        """The entry of a call that has a result; 0 when there is none."""
+        record = self._records.get(key)
+        return record.seq if record is not None and record.kind == Kind.CALL and "result" in record.body else 0
+
+    def new_attempt(self, path: str = "") -> None:
+        """The attempt of a step, or of the call with that path, has failed: what it had finished stays, its
+        failures are tried again.
 
         A failure that leaves in doubt whether the call was done becomes what an intent alone is.
         """
         for key, record in list(self._records.items()):
-            if record.ended in ("result", None):
+            if record.ended in ("result", None) or not key.startswith(path):
                 continue
             if record.in_doubt:
                 body: dict[str, Any] = {name: record.body.get(name) for name in ("key", "name", "args", "on_doubt")}
                 self._records[key] = Record(key, Kind.INTENT, record.seq, body)
             else:
                 del self._records[key]
-        self.begin_again()
+        self.begin_again(path)
 
-    def begin_again(self) -> None:
-        """The body runs from its top once more."""
-        self._asked.clear()
-        self._reached.clear()
+    def begin_again(self, path: str = "") -> None:
+        """The body, or the function of the call with that path, runs from its top once more."""
+        self._asked = {key for key in self._asked if not key.startswith(path)} if path else set()
+        self._before |= self._reached.keys()
+        self._reached = {at: n for at, n in self._reached.items() if not at.startswith(path)} if path else {}
 
     def unasked(self, step: int) -> list[str]:
         """The keys of what this step had done before and did not ask for this time."""
@@ -136,6 +151,7 @@ class Journal:
         for path in [path for path in self._chunks if path.startswith(f"{step}/")]:
             del self._chunks[path]
         self.begin_again()
+        self._before &= self._chunks.keys()
 
     def _of_step(self, step: int) -> list[str]:
         return [key for key in self._records if key.startswith(f"{step}/")]
@@ -198,6 +214,15 @@ class Journal:
             for chunk in chunks[self._reached.get(path, 0) :]
         ]
 
+    def left_below(self, path: str) -> list[int]:
+        """The same of the call with that path, which has ended."""
+        return [
+            chunk.seq
+            for at in self._before
+            if at.startswith(path)
+            for chunk in self._chunks.get(at, ())[self._reached.get(at, 0) :]
+        ]
+
 
 class Chunk(msgspec.Struct, gc=False):
     """One emitted chunk; `seq` is 0 until it is written."""
@@ -235,6 +260,10 @@ class Names:
             return None
         self._counts[key] = 1
         return key
+
+    def upcoming(self, name: str) -> str:
+        """The key that the next call of that name would get."""
+        return f"{_plain(name)}:{self._counts.get(name, 0) + 1}"
 
     def branch(self, first: str, holder: Any, follows: Any) -> str | None:
         """The name of a task that begins with this call; None when another task has it.
