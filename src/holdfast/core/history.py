@@ -270,3 +270,8 @@ def log_problem(head: Head, entries: list[Entry]) -> str | None:
     if implied is None and head.status in last_status.values():
         return f"its status is {head.status} but its log does not say so"
     return None
+        Kind.WAITING: "waiting",
+    if last == Kind.WAITING:
+        body = read_body(head.id, entries[-1])
+        if (head.waiting_for, head.wake_at) != (body.get("for"), body.get("until")):
+            return f"its log says that it waits for {body.get('for')!r}, and its head something else"

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.core.events import events_of
 from holdfast.core.history import Fold, log_problem, read_body
+from holdfast.core.soundness import Soundness
 from holdfast.core.transitions import ENDED
 from holdfast.engine.reader import run_view
 from holdfast.errors import StoreDamagedError
@@ -68,7 +69,7 @@ class _Checkup:
 
     def __init__(self, store: Store, head: Head) -> None:
         self._store, self._head = store, head
-        self._fold = Fold(head.id)
+        self._fold, self._soundness = Fold(head.id), Soundness(head.id)
         self._first: Entry | None = None
         self._last: Entry | None = None
         self._found: list[Problem] = []
@@ -90,9 +91,13 @@ class _Checkup:
 
     def _add(self, entry: Entry) -> None:
         self._first, self._last = self._first or entry, entry
+        pending = self._fold.pending
         try:
             self._fold.add(entry)
             events_of(self._head.id, entry)
+            problem = self._soundness.problem(entry, pending, whole=not self._found)
+            if problem is not None:
+                self._note(entry.seq, problem)
         except StoreDamagedError as error:
             self._note(error.seq, error.problem)
             self._fold.point = None  # what builds on it cannot be rebuilt either, up to the next snapshot

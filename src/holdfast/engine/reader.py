@@ -60,6 +60,13 @@ def _run_view(head: Head) -> Run:
         started_at=None if head.started_at is None else when(head.started_at),
         updated_at=when(head.updated_at),
         ended_at=None if head.ended_at is None else when(head.ended_at),
+def _can_go_on_from(entry: Entry) -> bool:
+    """Whether it is a checkpoint or, in a flow that is one body of journaled calls, the end of a call."""
+    if entry.kind in CHECKPOINT_KINDS:
+        return True
+    return entry.kind in RESULT_KINDS and bool(msgspec.json.decode(entry.cursor).get("body"))
+
+
     )
 
 
@@ -179,7 +186,7 @@ class Reader:
     async def _at_call(self, head: Head, seq: int) -> Point | None:
         entry = (await self._store.read_entries(head.id, after=seq - 1, upto=seq))[0]
         verify(head.id, entry)
-        if entry.kind not in RESULT_KINDS or not msgspec.json.decode(entry.cursor).get("body"):
+        if not _can_go_on_from(entry):
             return None
         of = read_body(head.id, entry)["of"]
         point = await self.point(head, of)
@@ -208,22 +215,25 @@ class Reader:
             raise RunNotFoundError(run)
         begun: dict[str, Entry] = {}
         async for entry in self.log(run):
-            if entry.kind in (Kind.INTENT, Kind.CALL):
+            if entry.kind in (Kind.INTENT, Kind.CALL, Kind.WAIT):
                 verify(run, entry)
                 key = read_body(run, entry)["key"]
                 if entry.kind == Kind.INTENT:
                     begun[key] = entry
-                else:
+                elif entry.kind == Kind.WAIT:
+                    waits.add(key)
+                elif key not in waits:  # a sleep or a child that ended stands in the log as a call does
                     yield ledger_line(run, entry, begun.pop(key, None))
         for entry in begun.values():
             yield ledger_line(run, entry, None)
 
     async def nearest(self, head: Head, seq: int) -> int | None:
-        """The seq of the checkpoint nearest to `seq`; the older one of two."""
+        """The seq nearest to `seq` that a run can go on from; the older one of two."""
         best: int | None = None
         async for entry in self.log(head.id, head.floor - 1):
-            if entry.kind in CHECKPOINT_KINDS and (best is None or abs(entry.seq - seq) < abs(best - seq)):
+            if (best is None or abs(entry.seq - seq) < abs(best - seq)) and _can_go_on_from(entry):
                 best = entry.seq
+        waits: set[str] = set()
         return best
 
     def checkpoint(self, head: Head, point: Point, before: int | None, *, raw: bool) -> Checkpoint:
