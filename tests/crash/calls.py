@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
+
+from holdfast.core.history import read_body
+from holdfast.model import RESULT_KINDS, Kind
 
 from . import functions
 from .commits import PHASES, Plan
-from .invariants import Witness
+from .invariants import Seen, Witness
 
 INSIDE = ("begins", "inside", "done")
-NAMES = tuple(functions.SCENARIOS)
+NAMES = tuple(functions.FIVE_CALLS)
 
 
 class CallsPlan(Plan):
@@ -67,3 +71,36 @@ class CallsPlan(Plan):
             assert had[functions.CALLS - 1] == self._before[functions.CALLS - 1]
         else:
             assert had == +self._promised, f"effects were had {dict(had)} times, {dict(self._promised)} was promised"
+
+
+class EverythingPlan(Plan):
+    """Calls, a question, messages, a sleep, a child and a stream in one run."""
+
+    phases = (*PHASES, *INSIDE)
+    exact = False  # what comes in together shares a commit
+
+    def witness(self, kind: str, place: Path) -> Witness:
+        """Who looks at its store: runs of functions."""
+        return Witness(kind, place / "store", place / "copy", place / "ledger")
+
+    def expected(self, witness: Witness) -> str:
+        """Whatever was killed, the same as undisturbed."""
+        return repr(["0:made", list(functions.NUMBERS), 42, "1:made", self.seed + 1, "2:made"])
+
+    def check(self, witness: Witness) -> None:
+        """The streams are whole, and every wait was ended by one thing."""
+        assert len(witness.seen) == 2, f"there are the runs {sorted(witness.seen)}"
+        for run, seen in witness.seen.items():
+            assert seen.head.status == "completed"
+            emitted = [data["data"] for data in standing_chunks(seen)]
+            wanted = [0, 1, 2, 3] if run == "a" else [self.seed, self.seed + 1]
+            assert emitted == wanted, f"run {run} has emitted {emitted}"
+            ended = [read_body(run, e)["key"] for e in seen.entries.values() if e.kind in RESULT_KINDS]
+            assert len(ended) == len(set(ended)), f"run {run}: something was ended twice: {ended}"
+
+
+def standing_chunks(seen: Seen) -> list[dict[str, Any]]:
+    """The chunks of a run that were not superseded, in order."""
+    bodies = {entry.seq: (entry.kind, read_body(seen.head.id, entry)) for entry in seen.entries.values()}
+    gone = {seq for kind, body in bodies.values() if kind == Kind.SUPERSEDED for seq in body["seqs"]}
+    return [body for seq, (kind, body) in sorted(bodies.items()) if kind == Kind.EMITTED and seq not in gone]

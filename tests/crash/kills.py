@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from . import steps
 from .invariants import Witness, check_result
@@ -59,18 +60,7 @@ def _one_store(
             "work": 0.001,
             "ledger": str(place / "ledger"),
         }
-        result = None
-        while result is None and figures.kills < kills:
-            child = nursery.start("plain", **arguments)
-            reports = kill_somewhere(child, chance, figures)
-            witness.acknowledge(reports)
-            figures.acknowledged += sum(report["what"] == "acknowledged" for report in reports)
-            witness.look()
-            progress(figures)
-            result = next((report["value"] for report in reports if report["what"] == "result"), None)
-        if result is None:
-            result = result_of(nursery.run("plain", **arguments))
-            witness.look()
+        result = carry_through(nursery, "plain", arguments, witness, chance, figures, kills, progress=progress)
         check_result(arguments["run"], result, steps.expected(arguments["seed"], STEPS))
         assert witness.seen[arguments["run"]].head.status == "completed"
         figures.runs += 1
@@ -90,7 +80,39 @@ def _check_leftovers(kind: str, folder: Path, kills: int) -> None:
         assert len(list(folder.rglob("*.tmp"))) <= 2 * RUNS_PER_STORE + kills
 
 
-def kill_somewhere(child: Child, chance: random.Random, figures: Kills) -> list[Report]:
+def carry_through(
+    nursery: Nursery,
+    program: str,
+    arguments: dict[str, Any],
+    witness: Witness,
+    chance: random.Random,
+    figures: Kills,
+    kills: int,
+    *,
+    starts: int = 14,
+    killed: Callable[[list[Report]], None] = lambda _: None,
+    progress: Callable[[Kills], None] = lambda _: None,
+) -> str:
+    """The result of a program that is killed again and again, until there were `kills` kills in all.
+
+    Each time it dies after at most `starts` starts of steps or calls; `killed` gets what it had reported.
+    """
+    while figures.kills < kills:
+        child = nursery.start(program, **arguments)
+        reports = kill_somewhere(child, chance, figures, starts)
+        witness.acknowledge(reports)
+        figures.acknowledged += sum(report["what"] == "acknowledged" for report in reports)
+        witness.look()
+        killed(reports)
+        progress(figures)
+        if reports and reports[-1]["what"] == "result":
+            return str(reports[-1]["value"])
+    result = result_of(nursery.run(program, **arguments))
+    witness.look()
+    return result
+
+
+def kill_somewhere(child: Child, chance: random.Random, figures: Kills, starts: int) -> list[Report]:
     """Kill the child in the middle of what it does; all that it reported."""
     reports: list[Report] = []
     if chance.random() < 0.15:
@@ -98,7 +120,7 @@ def kill_somewhere(child: Child, chance: random.Random, figures: Kills) -> list[
         figures.in_opening += 1
         time.sleep(chance.uniform(0, 0.04))
     else:
-        left = chance.randint(1, 14)
+        left = chance.randint(1, starts)
         for report in child.reports():
             reports.append(report)
             left -= report["what"] == "started"

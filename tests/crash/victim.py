@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from holdfast import Event, Pipeline, Runtime
-from holdfast.engine import waits
+from holdfast import Pipeline, Runtime
 from holdfast.errors import OwnershipLostError, StoreUnavailableError, UsageError
 from holdfast.store.locate import locate
 
-from . import counting, functions
+from . import counting, function_programs, functions
+from .opening import open_runtime, set_up
 from .scenarios import SCENARIOS
-from .steps import Outside, Reporter, begin, change, first_state, pipeline
+from .steps import Reporter, begin, change, first_state, pipeline
 from .stores import url
-
-
-def _on_event(event: Event) -> None:
-    if event.type in ("checkpointed", "created", "completed", "paused", "rewound", "resumed") and event.seq is not None:
-        Outside.report("acknowledged", run=event.run, seq=event.seq, type=event.type)
-
-
-def _set_up(report: Reporter, ledger: str | None) -> None:
-    Outside.report, Outside.ledger = report, ledger
-    logging.getLogger("holdfast").addHandler(logging.NullHandler())  # what counts is reported
-
-
-def _open(store: Any, **settings: Any) -> Runtime:
-    # Nobody may wait for a lease here: a dead owner on this machine is recognised at once.
-    waits.STILL_FOR, waits.MOMENTS = 0.01, 0.02  # a run that only waits is let go at once, whatever is due soon
-    given = {"lease": 3600.0, "heartbeat": 3000.0, "crash_limit": 100_000, "on_event": _on_event, "grace": 0.0}
-    return Runtime(store, **(given | settings))
 
 
 # Programs
@@ -43,10 +25,10 @@ def _open(store: Any, **settings: Any) -> Runtime:
 
 def plain(report: Reporter, *, store: str, run: str, seed: int, steps: int, work: float, ledger: str) -> None:
     """One run of a straight pipeline."""
-    _set_up(report, ledger)
+    set_up(report, ledger)
 
     async def main() -> None:
-        async with _open(store) as rt:
+        async with open_runtime(store) as rt:
             flow = pipeline("plain", steps, work=work)
             result = await rt.run(flow, first_state(seed), id=run, metadata={"seed": seed})
             report("result", value=repr(result))
@@ -58,13 +40,13 @@ def scenario(
     report: Reporter, *, store: str, name: str, seed: int, ledger: str, die: tuple[str, int] | None = None
 ) -> None:
     """One of SCENARIOS; dies before or after its n-th commit if told so, and counts its commits."""
-    _set_up(report, ledger)
+    set_up(report, ledger)
     count = counting.count_commits()
     if die is not None:
         counting.die_at(*die)
 
     async def main() -> None:
-        async with _open(store) as rt:
+        async with open_runtime(store) as rt:
             await _without_postman(rt)
             result = await {**SCENARIOS, **functions.SCENARIOS}[name](rt, seed)
         report("result", value=repr(result), commits=count())
@@ -83,7 +65,7 @@ async def _without_postman(rt: Runtime) -> None:
 
 def stoppable(report: Reporter, *, store: str, run: str, seed: int, lease: float, gate: str) -> None:
     """A run whose fourth step waits until somebody opens the FIFO `gate`."""
-    _set_up(report, None)
+    set_up(report, None)
 
     def wait() -> None:
         report("waiting")
@@ -93,7 +75,7 @@ def stoppable(report: Reporter, *, store: str, run: str, seed: int, lease: float
     flow = pipeline("stoppable", 6, also={3: wait})
 
     async def main() -> None:
-        async with _open(store, lease=lease, heartbeat=lease / 3) as rt:
+        async with open_runtime(store, lease=lease, heartbeat=lease / 3) as rt:
             try:
                 report("result", value=repr(await rt.run(flow, first_state(seed), id=run)))
             except OwnershipLostError as error:
@@ -110,7 +92,7 @@ def _fill(file: Path) -> None:
 
 def filling(report: Reporter, *, kind: str, folder: str, seed: int, steps: int, fill_in: int | None) -> None:
     """A run in one of whose steps the rest of the disk is filled up."""
-    _set_up(report, None)
+    set_up(report, None)
     padding = 20_000  # more than what is left of the last block of a file that counts as full
 
     async def advance(index: int, state: dict[str, Any]) -> None:
@@ -122,7 +104,7 @@ def filling(report: Reporter, *, kind: str, folder: str, seed: int, steps: int, 
     flow: Pipeline[Any] = Pipeline("filling", advance, total=steps)
 
     async def main() -> None:
-        async with _open(url(kind, Path(folder))) as rt:
+        async with open_runtime(url(kind, Path(folder))) as rt:
             try:
                 result = await rt.run(flow, first_state(seed, padding), id="run")
             except StoreUnavailableError as error:
@@ -135,7 +117,7 @@ def filling(report: Reporter, *, kind: str, folder: str, seed: int, steps: int, 
 
 def forking(report: Reporter, *, kind: str, folder: str, seed: int) -> None:
     """Forks in the middle of its life: what the child inherited, and what it may do with it."""
-    _set_up(report, None)
+    set_up(report, None)
     place, flow = url(kind, Path(folder)), pipeline("plain", 4)
     store = locate(place)
 
@@ -150,7 +132,7 @@ def forking(report: Reporter, *, kind: str, folder: str, seed: int) -> None:
             report("ran", value=repr(await own.run(flow, first_state(seed), id="of-child")))
 
     async def main() -> None:
-        async with _open(store) as rt:
+        async with open_runtime(store) as rt:
             await rt.run(flow, first_state(seed), id="before")
             pid = os.fork()
             if pid == 0:
@@ -173,4 +155,5 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "stoppable": stoppable,
     "filling": filling,
     "forking": forking,
+    **function_programs.PROGRAMS,
 }

@@ -9,6 +9,7 @@ it is in doubt, and `on_doubt` decides. Dying after it never does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,8 @@ class Calling:
         """What is stored of a value."""
         self.unpack: Callable[[Any], Any] = _same
         """The value of what was stored."""
+        self.declared: tuple[Any, ...] = (work.returns,)
+        """What a result that a person gives may be meant as."""
 
     async def result(self) -> Any:
         """What the function returns or raises, now or when it was called before."""
@@ -114,7 +117,7 @@ class Calling:
         answer = await self._scope.waiting().wait(place, body, None, None)
         if not answer["done"]:
             return False, None
-        packed = self.pack(_as_declared(self._work.returns, answer.get("result")))
+        packed = self.pack(_as_declared(self.declared, answer.get("result")))
         await self._write({"result": self._host.codec.encode(packed, path=self._path)})
         return True, self.unpack(packed)
 
@@ -166,6 +169,7 @@ class Calling:
         chunks = self._host.journal.left_below(f"{self._place.key}/")
         if chunks:
             self._host.notes.put(Kind.SUPERSEDED, {"seqs": chunks}, soon=False)
+            self._host.show("superseded", data={"seqs": chunks})
             self._host.journal.add(Kind.SUPERSEDED, 0, {"seqs": chunks})
 
     async def _tried(self) -> tuple[Any, dict[str, Any]]:
@@ -236,9 +240,10 @@ def _told(error: BaseException, call: str) -> BaseException:
     return told
 
 
-def _as_declared(declared: Any, value: Any) -> Any:
-    """A result that a person gave as JSON, as the type that the function says it returns, if it fits."""
-    try:
-        return value if declared is None else answer_value(declared, value)
-    except HoldfastError:
-        return value
+def _as_declared(declared: tuple[Any, ...], value: Any) -> Any:
+    """A result that a person gave as JSON, as the first of these types that it fits."""
+    for annotation in declared:
+        if annotation is not None:
+            with contextlib.suppress(HoldfastError):
+                return answer_value(annotation, value)
+    return value

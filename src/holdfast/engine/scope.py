@@ -137,6 +137,7 @@ class StepScope:
         making = Calling(self, place, step, args, {}, retries=False)
         making.pack = lambda value: pack_outcome(value, args[-1] if args else None)
         making.unpack = unpack_outcome
+        making.declared = (step.returns, type(args[-1]) if args else None)
         return await making.result()
 
     # What verbs ask for
