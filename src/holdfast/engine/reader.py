@@ -60,14 +60,14 @@ def _run_view(head: Head) -> Run:
         started_at=None if head.started_at is None else when(head.started_at),
         updated_at=when(head.updated_at),
         ended_at=None if head.ended_at is None else when(head.ended_at),
+    )
+
+
 def _can_go_on_from(entry: Entry) -> bool:
     """Whether it is a checkpoint or, in a flow that is one body of journaled calls, the end of a call."""
     if entry.kind in CHECKPOINT_KINDS:
         return True
     return entry.kind in RESULT_KINDS and bool(msgspec.json.decode(entry.cursor).get("body"))
-
-
-    )
 
 
 def ledger_line(run: str, entry: Entry, intent: Entry | None) -> Call:
@@ -214,6 +214,7 @@ class Reader:
         if await self.head(run) is None:
             raise RunNotFoundError(run)
         begun: dict[str, Entry] = {}
+        waits: set[str] = set()
         async for entry in self.log(run):
             if entry.kind in (Kind.INTENT, Kind.CALL, Kind.WAIT):
                 verify(run, entry)
@@ -233,7 +234,6 @@ class Reader:
         async for entry in self.log(head.id, head.floor - 1):
             if (best is None or abs(entry.seq - seq) < abs(best - seq)) and _can_go_on_from(entry):
                 best = entry.seq
-        waits: set[str] = set()
         return best
 
     def checkpoint(self, head: Head, point: Point, before: int | None, *, raw: bool) -> Checkpoint:
