@@ -167,7 +167,7 @@ class Runtime:
         self._waker = Waker(self._store, self._clock, self._recovery.wake, self._mailing.children_ended)
         self._following = Following(engine, self._reader, verbs, self._waker, self._mailing.children_ended)
         engine.children = Family(engine, self._reader, verbs, self._following.tend)
-        engine.let_go = self._waker.watch
+        engine.let_go = self._waker.let_go
         self._hurry = asyncio.Event()
         self._pid = os.getpid()
         if self._recover:

@@ -54,6 +54,13 @@ class Inbox:
 
         self._notes.put(Kind.SIGNAL, {"topic": body["topic"], "data": body["data"]}, take=(item.id,), written=written)
 
+    def put_back(self, signal: Signal) -> None:
+        """Whoever was given the message did not wait any longer: it is the next one of its topic again."""
+        self.signals.append(signal)
+        self.signals.sort(key=lambda one: one.seq)
+        body = {"topic": signal.topic, "data": signal.data, "again": signal.seq}
+        self._notes.put(Kind.SIGNAL, body, written=lambda seq: self.changed())
+
     def stale(self, open_asks: Iterable[str]) -> tuple[int, ...]:
         """The ids of answers to questions that are not open any more."""
         still = set(open_asks)

@@ -10,16 +10,24 @@ from msgspec.structs import replace
 from holdfast.core.answers import fit_answer
 from holdfast.core.codec import Codec, dumps
 from holdfast.core.events import when
-from holdfast.core.history import newest
+from holdfast.core.history import newest, read_body
 from holdfast.core.ids import check_id
 from holdfast.core.journal import Journal, Record
 from holdfast.core.transitions import ENDED, Act, act, situation
 from holdfast.engine.engine import Engine
 from holdfast.engine.reader import Reader
 from holdfast.engine.refusals import refused
-from holdfast.errors import AnsweredError, NoQuestionError, ResultExpiredError, RunNotFoundError, StoreDamagedError
+from holdfast.errors import (
+    AnsweredError,
+    NoQuestionError,
+    ResultExpiredError,
+    RunNotFoundError,
+    StoreDamagedError,
+    StoreError,
+    VerbRefusedError,
+)
 from holdfast.inside import check_topic
-from holdfast.model import Ask, Head, Mail, Posted, Query, RunStatus
+from holdfast.model import RESULT_KINDS, Ask, Head, Mail, Posted, Query, RunStatus
 
 _ASKING = tuple((status, None) for status in RunStatus if status not in ENDED)
 _PAGE = 500
@@ -40,12 +48,17 @@ class Mailing:
 
     async def answer(self, run: str, value: Any, ask: str | None) -> str:
         """Answer the question, or the only one that is open; the id of the question."""
-        head = await self._permitted("answer", run)
+        try:
+            head = await self._permitted("answer", run)
+        except VerbRefusedError:
+            if ask is not None and await self._was_settled(run, ask):
+                raise AnsweredError(run, ask) from None
+            raise
         open_asks = {record.body["ask"]: record for record in await self._open_asks(head)}
         if ask is None and len(open_asks) == 1:
             ask = next(iter(open_asks))
         if ask is None or ask not in open_asks:
-            if ask is not None and await self._was_asked(head, ask):
+            if ask is not None and await self._was_settled(run, ask):
                 raise AnsweredError(run, ask)
             raise NoQuestionError(run, ask, list(open_asks))
         value = fit_answer(open_asks[ask].body["schema"], value)
@@ -100,8 +113,12 @@ class Mailing:
             return []
         return [record for record in (await self._journal(head)).open_waits() if record.body["wait"] == "ask"]
 
-    async def _was_asked(self, head: Head, ask: str) -> bool:
-        return any(record.body.get("ask") == ask for record in (await self._journal(head)).records)
+    async def _was_settled(self, run: str, ask: str) -> bool:
+        """Whether the question was once asked and is not open any more, as far as the log is kept."""
+        async for entry in self._reader.log(run):
+            if entry.kind in RESULT_KINDS and read_body(run, entry).get("ask") == ask:
+                return True
+        return False
 
     async def _journal(self, head: Head) -> Journal:
         entries = await self._engine.store.read_entries(head.id, after=head.base - 1)
@@ -126,5 +143,8 @@ class Mailing:
         posted = await self._engine.store.post_mail(run, mail)
         if posted is Posted.NO_RUN:
             raise RunNotFoundError(run)
-        await self._engine.postman.fetch(run)
+        try:
+            await self._engine.postman.fetch(run)
+        except StoreError:
+            pass  # it is in the inbox, and that is what was asked for: the run sees it when the store is back
         return posted

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.core.checksum import verify
 from holdfast.core.events import events_of, when
-from holdfast.core.history import Fold, Point, Signal, last_kept, last_point, read_body
+from holdfast.core.history import Fold, Point, Signal, last_kept, last_point, read_body, with_signal
 from holdfast.core.journal import Journal
 from holdfast.core.transitions import ENDED, shown_status
 from holdfast.engine.live import Info
@@ -201,13 +201,12 @@ class Reader:
 
     async def signals(self, run: str, after: int) -> list[Signal]:
         """The messages that came in behind that place."""
-        found = []
+        found: tuple[Signal, ...] = ()
         async for entry in self.log(run, after):
             if entry.kind == Kind.SIGNAL:
                 verify(run, entry)
-                body = read_body(run, entry)
-                found.append(Signal(entry.seq, body["topic"], body["data"]))
-        return found
+                found = with_signal(found, entry.seq, read_body(run, entry))
+        return list(found)
 
     async def ledger(self, run: str) -> AsyncIterator[Call]:
         """The journaled calls of a run that its log still holds, in the order in which they ended."""

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from holdfast.core.codec import dumps, loads
 from holdfast.core.events import events_of
+from holdfast.core.history import Point, Signal
 from holdfast.core.ids import check_id, new_id, parse_ref, storable
 from holdfast.core.journal import Journal
 from holdfast.core.transitions import ENDED, HINTS, UNOWNED, Act, Situation, act, situation
@@ -170,7 +171,8 @@ class Verbs:
         overruled = _overruled(claim)
         with self._engine.custody.giving_up(writer):
             # Messages that came in since are not lost: what the new branch receives are the same ones.
-            pending = (*point.pending, *await self._reader.signals(run, point.seq))
+            pending = _unreceived(point, await self._reader.signals(run, point.seq))
+            _forget_open_waits(point)
             await writer.rewind(point, to=to, pending=pending, take=overruled)
         self._show_last(writer)
         # Attempts that failed on the branch before do not count on this one.
@@ -313,6 +315,19 @@ class Verbs:
                 raise ended_error(head)
             case Act.JOIN | Act.RESULT:  # it is not to be claimed: whoever asked looks again
                 raise RunOwnedError(head.id, head.owner)
+
+
+def _unreceived(point: Point, since: list[Signal]) -> tuple[Signal, ...]:
+    """The messages that a branch which goes on from there has not received yet."""
+    kept = point.extra.get("journal", ())
+    received = {body["signal"] for kind, _, body in kept if kind == Kind.RECEIVED}
+    return tuple(signal for signal in (*point.pending, *since) if signal.seq not in received)
+
+
+def _forget_open_waits(point: Point) -> None:
+    """A question that was open there may have been answered since: the new branch asks it anew."""
+    if "journal" in point.extra:
+        point.extra["journal"] = [one for one in point.extra["journal"] if one[0] != Kind.WAIT]
 
 
 def _overruled(claim: Claim) -> tuple[int, ...]:

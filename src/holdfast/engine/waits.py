@@ -16,8 +16,9 @@ from holdfast.context import Frame, Place
 from holdfast.core.answers import answer_value
 from holdfast.core.events import when
 from holdfast.core.failures import failure_of, failure_tree
-from holdfast.core.journal import Record
-from holdfast.errors import CallAbandonedError, HoldfastError, UsageError, WaitTimeoutError
+from holdfast.core.history import Signal
+from holdfast.core.journal import Record, digest
+from holdfast.errors import AnswerError, CallAbandonedError, HoldfastError, UsageError, WaitTimeoutError
 from holdfast.inside import NOTHING
 from holdfast.model import Kind
 
@@ -29,12 +30,18 @@ MOMENTS = 0.5
 
 
 class _Parked:
-    __slots__ = ("body", "ending", "future", "key", "place")
+    __slots__ = ("body", "declared", "ending", "future", "key", "place", "signal", "timing", "work")
 
-    def __init__(self, place: Place, body: dict[str, Any], future: asyncio.Future[Any]) -> None:
-        self.place, self.key, self.body, self.future = place, place.key, body, future
+    def __init__(self, place: Place, body: dict[str, Any], future: asyncio.Future[Any], declared: Any = None) -> None:
+        self.place, self.key, self.body, self.future, self.declared = place, place.key, body, future, declared
         self.ending = False
         """Whether what it waits for has come and is being written."""
+        self.timing = False
+        """Whether its time has run out and is being told."""
+        self.work: asyncio.Task[Any] | None = None
+        """What writes what has come for it."""
+        self.signal: Signal | None = None
+        """The message that it gets."""
 
 
 class LeftWith(NamedTuple):
@@ -51,6 +58,8 @@ class Waits:
     def __init__(self, scope: StepScope) -> None:
         self._scope, self._host = scope, scope.host
         self._parked: dict[str, _Parked] = {}
+        self._open = {record.key: record.body for record in self._host.journal.open_waits()}
+        """The waits in the log that nothing has ended, also those that the code has not come to yet."""
         self._given_up: list[_Parked] = []
         self._held = 0
         self._background: set[asyncio.Task[Any]] = set()
@@ -69,14 +78,22 @@ class Waits:
         record = self._host.journal.find(place.key)
         if record is None or (record.ended is None and record.kind != Kind.WAIT):
             await self._scope.hold(place)
-            record = await self._open(place, body)
+            record = await self._begin_wait(place, body)
+        elif place.name in ("ask", "receive") and place.args is not None:
+            self._compare(place, record)
         if record.ended is None:
-            record = await self._park(place, record.body)
+            record = await self._park(place, record.body, declared)
         if record.ended == "abandoned":
             await self.stand_still(place)
         return self._value(record, declared, default)
 
-    async def _open(self, place: Place, body: dict[str, Any]) -> Record:
+    def _compare(self, place: Place, record: Record) -> None:
+        """What was asked stays asked, and its answer is used; that the code asks something else now is told."""
+        before = record.body.get("args")
+        if before is not None and before != place.args:
+            self._host.tell_changed(place.key, place.name, before, place.args or "")
+
+    async def _begin_wait(self, place: Place, body: dict[str, Any]) -> Record:
         host, seconds = self._host, body.get("seconds")
         body = {"key": place.key, "name": place.name, "args": place.args, "of": host.writer.checkpoint_seq, **body}
         body["at"] = host.clock.now()
@@ -84,13 +101,15 @@ class Waits:
         if body["wait"] == "ask":
             body["data"] = host.codec.encode(body["data"], path="data")
             context = host.context(Frame(self._scope, None, place.frame, call=place.key))
-            body["ask"] = context.idempotency_key[:8]
-        seq = await host.notes.write(Kind.WAIT, body, waiting_for=describe(body))
+            # Asked again at the next attempt it is another question: what came for the one before does not count.
+            body["ask"] = digest([context.idempotency_key, host.writer.seq])[:8]
+        self._open[place.key] = body
+        seq = await host.notes.write(Kind.WAIT, body, waiting_for=describe(*self._open.values()))
         host.journal.add(Kind.WAIT, seq, body)
         return Record(place.key, Kind.WAIT, seq, body)
 
-    async def _park(self, place: Place, body: dict[str, Any]) -> Record:
-        parked = _Parked(place, body, self._scope.loop.create_future())
+    async def _park(self, place: Place, body: dict[str, Any], declared: Any) -> Record:
+        parked = _Parked(place, body, self._scope.loop.create_future(), declared)
         self._parked[place.key] = parked
         self._scope.parked(place.frame, 1)
         self.match()
@@ -101,12 +120,22 @@ class Waits:
             record: Record = await parked.future
             return record
         except asyncio.CancelledError:
-            if not self._scope.closed and not parked.future.done():
-                await self._scope.uncut(self._write(parked, {"abandoned": True}))
+            if not self._scope.closed:
+                await self._scope.uncut(self._give_up(parked))
             raise
         finally:
             self._parked.pop(place.key, None)
             self._scope.parked(place.frame, -1)
+
+    async def _give_up(self, parked: _Parked) -> None:
+        """The code around it does not wait any longer. A message that had come for it is there for the next one."""
+        if parked.work is not None:
+            await asyncio.wait({parked.work})
+        parked.ending = parked.timing = True
+        if parked.signal is not None:
+            self._host.inbox.put_back(parked.signal)
+        about = {"ask": parked.body["ask"]} if parked.body["wait"] == "ask" else {}
+        await self._write(parked, {"abandoned": True, **about})
 
     def _value(self, record: Record, declared: Any, default: Any) -> Any:
         body, host = record.body, self._host
@@ -141,17 +170,31 @@ class Waits:
                 signal = next((one for one in inbox.signals if one.topic == parked.body["topic"]), None)
                 if signal is not None:
                     inbox.signals.remove(signal)
+                    parked.signal = signal
                     outcome = {"topic": signal.topic, "signal": signal.seq, "result": signal.data}
                     self._end(parked, self._write(parked, outcome, Kind.RECEIVED))
             elif kind == "child":
                 self._begin(self._look_at_child(parked))
 
     async def _answered(self, parked: _Parked, mail: int, body: dict[str, Any]) -> None:
+        about = {"ask": body["ask"]}
         if "value" not in body:
-            await self._write(parked, {"timed_out": True, "what": describe(parked.body)}, take=(mail,))
+            await self._write(parked, {**self._timed_out(parked), **about}, take=(mail,))
             return
-        outcome = {"ask": body["ask"], "result": body["value"], "fits": parked.body["schema"] is not None}
-        await self._write(parked, outcome, Kind.ANSWER, take=(mail,))
+        fits, host = parked.body["schema"] is not None, self._host
+        try:
+            if fits:
+                answer_value(parked.declared, host.codec.decode(body["value"], path="answer"))
+        except AnswerError as error:
+            # Only the code of the type could tell. The one who answered is gone: the next attempt asks again.
+            failure = failure_tree(error, host.codec, host.failures)
+            await self._write(parked, {**about, "error": failure}, take=(mail,))
+            return
+        await self._write(parked, {**about, "result": body["value"], "fits": fits}, Kind.ANSWER, take=(mail,))
+
+    def _timed_out(self, parked: _Parked) -> dict[str, Any]:
+        body = parked.body
+        return {"timed_out": True, "what": _described(body), "seconds": body.get("seconds")}
 
     async def _look_at_child(self, parked: _Parked) -> None:
         ended = await self._host.children.outcome(parked.body["run"])
@@ -167,13 +210,14 @@ class Waits:
 
     def _end(self, parked: _Parked, work: Coroutine[Any, Any, None]) -> None:
         parked.ending = True
-        self._begin(work)
+        parked.work = self._begin(work)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do it beside the code of the run, which is let go only when it is done."""
         task = asyncio.ensure_future(self._safely(work))
         self._background.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -191,8 +235,9 @@ class Waits:
         """Commit what the wait came to, and let its code go on."""
         place, host = parked.place, self._host
         body = {"key": place.key, "name": place.name, "args": place.args, "of": host.writer.checkpoint_seq, **outcome}
-        others = [one.body for one in self._parked.values() if one is not parked and not one.ending]
-        seq = await host.notes.write(kind, body, take=take, waiting_for=describe(*others) if others else None)
+        self._open.pop(place.key, None)
+        others = describe(*self._open.values()) if self._open else None
+        seq = await host.notes.write(kind, body, take=take, waiting_for=others)
         host.journal.add(kind, seq, body)
         if not parked.future.done():
             parked.future.set_result(Record(place.key, kind, seq, body))
@@ -210,8 +255,8 @@ class Waits:
         self._clockwork = asyncio.ensure_future(self._watch(first))
 
     def _first_due(self) -> float | None:
-        due = [one.body["until"] for one in self._parked.values() if one.body.get("until") is not None]
-        return min(due, default=None)
+        waiting = [one.body for one in self._parked.values() if not (one.timing or one.ending)]
+        return min((body["until"] for body in waiting if body.get("until") is not None), default=None)
 
     async def _watch(self, first: float) -> None:
         # Slept for and then looked at: a clock set forward does not end the sleep, one set back makes it longer.
@@ -221,11 +266,10 @@ class Waits:
         now = self._host.clock.now()
         for parked in list(self._parked.values()):
             until = parked.body.get("until")
-            if until is not None and until <= now and not parked.ending:
+            if until is not None and until <= now and not (parked.timing or parked.ending):
+                parked.timing = True
                 self._begin(self._time_out(parked))
-        rest = [one for one in self._parked.values() if (one.body.get("until") or 0) > now]
-        if rest:
-            self._wind_up()
+        self._wind_up()
 
     async def _time_out(self, parked: _Parked) -> None:
         kind, host = parked.body["wait"], self._host
@@ -237,10 +281,12 @@ class Waits:
             # At the door, as an answer would be: whichever is first there counts, and the other is told so.
             await host.post("timeout", parked.body["ask"])
         await host.look()
+        if kind == "receive":
+            await host.notes.settle()  # a message that was there in time is received, however late it is noticed
         self.match()
-        if kind == "receive" and not parked.ending:
+        if kind == "receive" and not parked.ending and parked.key in self._parked:
             parked.ending = True
-            await self._write(parked, {"timed_out": True, "what": describe(parked.body)})
+            await self._write(parked, self._timed_out(parked))
 
     # Letting go
 

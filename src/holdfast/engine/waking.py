@@ -11,8 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from msgspec.structs import replace
-
 from holdfast.clock import Clock
 from holdfast.core.transitions import WAITS
 from holdfast.errors import StoreError
@@ -23,6 +21,7 @@ log = logging.getLogger("holdfast")
 
 POLL = 1.0
 PAUSE = 0.02
+SWEEP_EACH = 0.001
 CHILDREN_EVERY = 2.0
 
 
@@ -39,18 +38,26 @@ class Waker:
         """`take` claims and drives those of these runs that still wait; `children_ended` looks whether one is due."""
         self._store, self._clock, self._take, self._children_ended = store, clock, take, children_ended
         self._watched: dict[str, float | None] = {}
+        self._later: dict[str, float] = {}
+        """By run, on the loop's clock: those that were tried just now and are left alone for a while."""
+        self._sweep_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self._poke: asyncio.Future[None] | None = None
         self._children_at = 0.0
 
     def watch(self, run: str, due: float | None) -> None:
         """Look after this run, which is due then; None when only something that comes makes it due."""
-        known = run in self._watched
+        known = run in self._watched and self._watched[run] == due
         self._watched[run] = due
         if self._task is None:
             self._task = asyncio.ensure_future(self._look_after())
         elif not known and self._poke is not None and not self._poke.done():
             self._poke.set_result(None)
+
+    def let_go(self, run: str, due: float | None) -> None:
+        """The same for a run that has just been let go here: nobody has tried to take it up since."""
+        self._later.pop(run, None)
+        self.watch(run, due)
 
     def stop(self) -> None:
         """Look after nothing any more."""
@@ -74,7 +81,7 @@ class Waker:
         self._poke = asyncio.get_running_loop().create_future()
         change = asyncio.ensure_future(self._store.wait_change(seen, POLL))
         others: set[asyncio.Future[Any]] = {self._poke}
-        first = min((due for due in self._watched.values() if due is not None), default=None)
+        first = min((self._watched[run] or 0.0 for run in self._due_some_time()), default=None)
         if first is not None:
             others.add(asyncio.ensure_future(self._clock.sleep(first - self._clock.now())))
         try:
@@ -84,22 +91,40 @@ class Waker:
                 other.cancel()
         return change.result() if change.done() and not change.cancelled() else seen
 
+    def _due_some_time(self) -> list[str]:
+        now = asyncio.get_running_loop().time()
+        self._later = {run: until for run, until in self._later.items() if until > now}
+        return [run for run, due in self._watched.items() if due is not None and run not in self._later]
+
     async def _look(self) -> None:
-        ids = tuple(self._watched)
-        query = Query(ids=ids, states=WAITS, limit=len(ids))
-        waiting = {head.id: head for head in await self._store.list_heads(query)}
+        """Take up what is due. However many are watched, only what has come to something is read."""
+        ready = await self._sweep()
+        now = self._clock.now()
+        due = tuple(run for run in self._due_some_time() if (self._watched[run] or 0.0) <= now)
+        if due:
+            ready += await self._store.list_heads(Query(ids=due, states=WAITS, due_by=now, limit=len(due)))
+        ids = tuple(run for run in self._watched if run not in self._later)
+        if ids:
+            ready += await self._store.list_heads(Query(ids=ids, states=WAITS, has_mail=True, limit=len(ids)))
+        later = asyncio.get_running_loop().time() + POLL
+        # Whoever cannot be taken up, because somebody else was quicker or it is damaged, is not tried all the time.
+        self._later.update(dict.fromkeys((*due, *(head.id for head in ready)), later))
+        if ready:
+            await self._take(list({head.id: head for head in ready}.values()))
+
+    async def _sweep(self) -> list[Head]:
+        """Forget who does not wait any more, once in a while; those of whose children one has ended unseen."""
+        now, ids = asyncio.get_running_loop().time(), tuple(self._watched)
+        if now < self._sweep_at or not ids:
+            return []
+        self._sweep_at = now + max(POLL, SWEEP_EACH * len(ids))
+        waiting = {h.id: h for h in await self._store.list_heads(Query(ids=ids, states=WAITS, limit=len(ids)))}
         for run in ids:
             if run not in waiting:
-                del self._watched[run]  # somebody has it, or it has ended
+                self._watched.pop(run, None)  # somebody has it, or it has ended
             else:
                 self._watched[run] = waiting[run].wake_at
-        now = self._clock.now()
-        due = [head for head in waiting.values() if head.wake_at is not None and head.wake_at <= now]
-        if waiting:
-            due += await self._store.list_heads(replace(query, has_mail=True))
-            due += await self._with_ended_children(list(waiting.values()))
-        if due:
-            await self._take(list({head.id: head for head in due}.values()))
+        return await self._with_ended_children(list(waiting.values()))
 
     async def _with_ended_children(self, heads: list[Head]) -> list[Head]:
         """Those of whose children one has ended without telling: its process died in between."""

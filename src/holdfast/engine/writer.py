@@ -10,7 +10,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.core.checksum import seal
 from holdfast.core.codec import Tree, dumps, may_hold_marks
-from holdfast.core.history import Point, Segment, Signal
+from holdfast.core.history import Point, Segment, Signal, with_signal
 from holdfast.core.transitions import ENDED, check_transition
 from holdfast.engine.committer import Committer
 from holdfast.errors import OwnershipLostError, RunExistsError, StoreError
@@ -289,8 +289,7 @@ class RunWriter:
     def _count_beside(self, entry: Entry) -> None:
         self.beside += len(entry.body)
         if entry.kind == Kind.SIGNAL:
-            body = msgspec.json.decode(entry.body)
-            self.pending = (*self.pending, Signal(entry.seq, body["topic"], body["data"]))
+            self.pending = with_signal(self.pending, entry.seq, msgspec.json.decode(entry.body))
         elif entry.kind == Kind.RECEIVED:
             received = msgspec.json.decode(entry.body)["signal"]
             self.pending = tuple(signal for signal in self.pending if signal.seq != received)
