@@ -123,17 +123,10 @@ def _pending(run: str, pending: tuple[Signal, ...], entry: Entry) -> tuple[Signa
     body = read_body(run, entry)
     try:
         if entry.kind == Kind.SIGNAL:
-            return with_signal(pending, entry.seq, body)
+            return (*pending, Signal(entry.seq, body["topic"], body["data"]))
         return tuple(signal for signal in pending if signal.seq != body["signal"])
     except KeyError as error:
         raise StoreDamagedError(run, entry.seq, f"it does not say {error}") from error
-
-
-def with_signal(pending: tuple[Signal, ...], seq: int, body: dict[str, Any]) -> tuple[Signal, ...]:
-    """The messages with the one of that entry; one that was put back is in its old place."""
-    place = body.get("again", seq)
-    kept = [signal for signal in pending if signal.seq != place]
-    return tuple(sorted((*kept, Signal(place, body["topic"], body["data"])), key=lambda one: one.seq))
 
 
 def _pending_in(run: str, entry: Entry, body: dict[str, Any]) -> tuple[Signal, ...]:
@@ -269,6 +262,7 @@ def log_problem(head: Head, entries: list[Entry]) -> str | None:
         Kind.FAILED: "failed",
         Kind.CANCELLED: "cancelled",
         Kind.PAUSED: "paused",
+        Kind.WAITING: "waiting",
     }
     last = entries[-1].kind if entries else None
     implied = last_status.get(Kind(last)) if last in set(Kind) else None
@@ -276,9 +270,8 @@ def log_problem(head: Head, entries: list[Entry]) -> str | None:
         return f"its status is {head.status} but its log ends with {last}"
     if implied is None and head.status in last_status.values():
         return f"its status is {head.status} but its log does not say so"
-    return None
-        Kind.WAITING: "waiting",
     if last == Kind.WAITING:
         body = read_body(head.id, entries[-1])
         if (head.waiting_for, head.wake_at) != (body.get("for"), body.get("until")):
             return f"its log says that it waits for {body.get('for')!r}, and its head something else"
+    return None
