@@ -123,10 +123,17 @@ def _pending(run: str, pending: tuple[Signal, ...], entry: Entry) -> tuple[Signa
     body = read_body(run, entry)
     try:
         if entry.kind == Kind.SIGNAL:
-            return (*pending, Signal(entry.seq, body["topic"], body["data"]))
+            return with_signal(pending, entry.seq, body)
         return tuple(signal for signal in pending if signal.seq != body["signal"])
     except KeyError as error:
         raise StoreDamagedError(run, entry.seq, f"it does not say {error}") from error
+
+
+def with_signal(pending: tuple[Signal, ...], seq: int, body: dict[str, Any]) -> tuple[Signal, ...]:
+    """The messages with the one of that entry; one that was put back is in its old place."""
+    place = body.get("again", seq)
+    kept = [signal for signal in pending if signal.seq != place]
+    return tuple(sorted((*kept, Signal(place, body["topic"], body["data"])), key=lambda one: one.seq))
 
 
 def _pending_in(run: str, entry: Entry, body: dict[str, Any]) -> tuple[Signal, ...]:
