@@ -165,7 +165,9 @@ class Runtime:
         self._mailing = Mailing(engine, self._reader)
         self._recovery = Recovery(engine, self._mailing.children_ended)
         self._waker = Waker(self._store, self._clock, self._recovery.wake, self._mailing.children_ended)
-        self._following = Following(engine, self._reader, verbs, self._waker, self._mailing.children_ended)
+        self._following = Following(
+            engine, self._reader, verbs, self._waker, self._mailing.children_ended, self._recovery.wake
+        )
         engine.children = Family(engine, self._reader, verbs, self._following.tend)
         engine.let_go = self._waker.let_go
         self._hurry = asyncio.Event()

@@ -43,8 +43,14 @@ class Family:
         self._starting: dict[str, set[asyncio.Future[Any]]] = {}
         """By parent: the children that are being started."""
 
-    async def ensure(self, flow: Any, input: Any, id: str, parent: str) -> None:
+    def know(self, flow: Any) -> None:
+        """Runs of this flow can be gone on with here from now on."""
+        self._engine.registry.add(flow)
+
+    async def ensure(self, flow: Any, input: Any, id: str, parent: str, *, again: bool = False) -> None:
         """Return when the child exists; started if it did not, taken up here if nobody drives it.
+
+        `again` says that its failure has failed an attempt of the parent: it is tried again with the parent.
 
         Raises RunExistsError when the id belongs to a run of somebody else.
         """
@@ -52,15 +58,15 @@ class Family:
         starting = self._starting.setdefault(parent, set())
         starting.add(started)
         try:
-            await self._ensure(flow, input, id, parent)
+            await self._ensure(flow, input, id, parent, again=again)
         finally:
             started.set_result(None)
             starting.discard(started)
             if not starting:
                 self._starting.pop(parent, None)
 
-    async def _ensure(self, flow: Any, input: Any, id: str, parent: str) -> None:
-        self._engine.registry.add(flow)
+    async def _ensure(self, flow: Any, input: Any, id: str, parent: str, *, again: bool) -> None:
+        self.know(flow)
         try:
             await self._verbs.start(flow, input, id, None, parent)
         except RunExistsError:
@@ -71,7 +77,10 @@ class Family:
                 raise WrongFlowError(id, head.flow, flow.name) from None
             if self._verbs.digest(flow, input) != msgspec.json.decode(head.info, type=Info).digest:
                 raise InputChangedError(id) from None
-            await self._tend(head)
+            if again and head.status == RunStatus.FAILED:
+                await self._verbs.resume(id)
+            else:
+                await self._tend(head)
 
     async def outcome(self, id: str) -> tuple[Literal["result", "error"], str, Any] | None:
         """("result", flow, tree) or ("error", flow, exception) of a child that has ended; None while it has not.
@@ -101,10 +110,14 @@ class Family:
             await asyncio.wait(starting)
         for head in await self._engine.store.list_heads(Query(parent=run, limit=_EVERYTHING)):
             if head.status not in ENDED:
-                try:
-                    await self._verbs.stop("cancel", head.id, reason)
-                except (VerbRefusedError, RunNotFoundError):
-                    pass  # it ended meanwhile
+                await self.stop(head.id, reason)
+
+    async def stop(self, id: str, reason: str | None) -> None:
+        """Cancel one child, unless it has ended."""
+        try:
+            await self._verbs.stop("cancel", id, reason)
+        except (VerbRefusedError, RunNotFoundError):
+            pass  # it ended meanwhile
 
     async def ended(self, run: str, parent: str) -> None:
         """Tell the parent. If this process dies before, whoever looks after the parent finds out by itself."""

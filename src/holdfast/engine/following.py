@@ -47,10 +47,13 @@ class Following:
         verbs: Verbs,
         waker: Waker,
         children_ended: Callable[[Head], Awaitable[bool]],
+        wake: Callable[[list[Head]], Awaitable[Any]],
     ) -> None:
-        """`children_ended` tells whether a child that the run waits for has ended."""
+        """`children_ended` tells whether a child that the run waits for has ended; `wake` takes up runs that wait."""
         self._engine, self._reader, self._verbs, self._waker = engine, reader, verbs, waker
-        self._children_ended = children_ended
+        self._children_ended, self._wake = children_ended, wake
+        self._introduced: set[str] = set()
+        """The runs that were taken up so that their code makes the flows of their children known."""
 
     async def run(
         self,
@@ -135,12 +138,22 @@ class Following:
                     pass  # somebody else was quicker, or it cannot be gone on with: whoever follows it finds out
             case Situation.WAITING:
                 self._waker.watch(head.id, head.wake_at)
-                await self._tend_children(head.id)
+                strangers = await self._tend_children(head.id)
+                if strangers and head.id not in self._introduced:
+                    # Flows of children become known as the parent spawns them, and in this process it has not run yet.
+                    # Without this, parent and child would wait for each other after a crash.
+                    self._introduced.add(head.id)
+                    await self._wake([head])
 
-    async def _tend_children(self, run: str) -> None:
-        """The same for the children of a run, also those that its code does not wait for."""
-        for child in await self._children(run):
+    async def _tend_children(self, run: str) -> bool:
+        """The same for the children of a run, also those that its code does not wait for.
+
+        Whether the flow of one of them is not known here.
+        """
+        children = await self._children(run)
+        for child in children:
             await self.tend(child)
+        return any(not self._engine.registry.has(child.flow) for child in children)
 
     async def _children(self, run: str) -> list[Head]:
         return await self._engine.store.list_heads(Query(parent=run, states=_GOING_ON, limit=_EVERYTHING))
@@ -153,7 +166,9 @@ class Following:
             return False
         for child in await self._children(head.id):
             where = situation(child)
-            if where in (Situation.LIVE, Situation.RESUMABLE) and self._engine.registry.has(child.flow):
+            if not self._engine.registry.has(child.flow):
+                continue  # nobody goes on with it here
+            if where in (Situation.LIVE, Situation.RESUMABLE):
                 return False
             if where is Situation.WAITING and not await self._settled(child):
                 return False

@@ -223,6 +223,7 @@ class StepScope:
     async def spawn(self, place: Place, flow: Any, input: Any, id: str) -> None:
         """Return when the child run exists."""
         self.joined(place.frame)
+        self.host.children.know(flow)
         if self.host.journal.find(place.key) is not None:
             return  # it was waited for before, so it exists
         self.busy += 1

@@ -14,8 +14,16 @@ from holdfast.store.base import Store
 class Children(Protocol):
     """The child runs of runs."""
 
-    async def ensure(self, flow: Any, input: Any, id: str, parent: str) -> None:
-        """Return when the child exists; started if it did not."""
+    def know(self, flow: Any) -> None:
+        """Runs of this flow can be gone on with here from now on."""
+        ...
+
+    async def ensure(self, flow: Any, input: Any, id: str, parent: str, *, again: bool) -> None:
+        """Return when the child exists; started if it did not. `again` has one that failed before try again."""
+        ...
+
+    async def stop(self, id: str, reason: str | None) -> None:
+        """Cancel one child, unless it has ended."""
         ...
 
     async def outcome(self, id: str) -> tuple[str, str, Any] | None:
