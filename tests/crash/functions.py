@@ -241,6 +241,12 @@ async def everything(seed: int) -> list[Any]:
     return [first, got, answer, beside, grown, await call(act, 2)]
 
 
+def note(file: Path, text: str) -> None:
+    """Add to a file outside of the store."""
+    with file.open("a") as opened:
+        opened.write(text)
+
+
 async def run_everything(rt: Runtime, seed: int) -> Any:
     """Its result; what it waits for is given to it."""
     assert Outside.ledger is not None
@@ -252,8 +258,7 @@ async def run_everything(rt: Runtime, seed: int) -> Any:
             for number in NUMBERS:
                 if not sent.exists() or str(number) not in sent.read_text():
                     await rt.send("a", "numbers", number)
-                    with sent.open("a") as file:  # from here on nobody sends it again: it must not get lost
-                        file.write(str(number))
+                    note(sent, str(number))  # from here on nobody sends it again: it must not get lost
             async for asked in rt.asks("a"):
                 told: Any = 42 if asked.question == "Which number?" else {"done": True, "result": "1:made"}
                 with suppress(AnsweredError):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from . import calls, commits, inside, waiting
+from holdfast import Runtime, flow, spawn
+from holdfast.errors import RunWaitingError
+
+from . import calls, commits, functions, inside, waiting
 from .nursery import Nursery
+from .stores import url
 
 SEED = 20240229
 
@@ -70,3 +75,19 @@ def test_a_stream_is_read_whole_across_the_deaths_of_its_producer_and_its_reader
 ) -> None:
     stream = waiting.read_across_kills(kind, tmp_path, (nursery, other_nursery), chunks=1000, changing=changing)
     assert (stream.kills, stream.reconnects) == (2, 3)
+
+
+async def test_a_program_that_asks_for_the_parent_alone_goes_on_with_the_child_too(kind: str, tmp_path: Path) -> None:
+    asking = functions.question(beside=False)
+
+    @flow
+    async def parent(seed: int) -> list[object]:
+        return [seed, *await spawn(asking, seed, id="child")]
+
+    store = url(kind, tmp_path)
+    async with Runtime(store) as rt:
+        with pytest.raises(RunWaitingError):
+            await rt.run(parent, 1, id="parent", until="settled")
+        await rt.answer("child", 42)
+    async with Runtime(store) as rt:  # which has never heard of the child's flow
+        assert await asyncio.wait_for(rt.run(parent, 1, id="parent"), 10) == [1, 42, "1:made"]

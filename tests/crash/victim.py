@@ -19,7 +19,6 @@ from .scenarios import SCENARIOS
 from .steps import Reporter, begin, change, first_state, pipeline
 from .stores import url
 
-
 # Programs
 
 
