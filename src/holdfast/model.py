@@ -246,6 +246,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None
     updated_at: datetime
     ended_at: datetime | None
+    progress_text: str | None = None
+    """What the step under way last said with `progress(fraction, text)`."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

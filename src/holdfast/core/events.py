@@ -9,6 +9,8 @@ from holdfast.core.history import read_body
 from holdfast.model import RESULT_KINDS, Entry, Event, Kind
 
 _STATE = frozenset({"state", "delta", "base", "branch", "steps", "result", "journal", "pending"})
+_OWN = frozenset({"of", "fits"})
+"""What only the journal needs to know."""
 
 
 def events_of(run: str, entry: Entry) -> list[Event]:
@@ -29,7 +31,7 @@ def events_of(run: str, entry: Entry) -> list[Event]:
         add(entry.kind, entry.at, data={"name": body["name"], "data": body["data"]})
     elif entry.kind in RESULT_KINDS:
         error = body["error"].get("text") if "error" in body else None
-        add(entry.kind, entry.at, error=error, data=_rest(body, "error", "of"))
+        add(entry.kind, entry.at, error=error, data=_rest(body, "error"))
     elif entry.kind == Kind.ATTEMPT_FAILED:
         add("step_started", body["started"], step=body["step"])
         add("step_failed", entry.at, step=body["step"], error=body["error"], data=_rest(body, "step", "error"))
@@ -51,4 +53,4 @@ def when(seconds: float) -> datetime:
 
 
 def _rest(body: dict[str, Any], *without: str) -> dict[str, Any]:
-    return {key: value for key, value in body.items() if key not in _STATE and key not in without}
+    return {key: value for key, value in body.items() if key not in _STATE | _OWN and key not in without}

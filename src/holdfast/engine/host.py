@@ -38,6 +38,8 @@ class RunHost:
         self._in_step = False
         self._inbox: Inbox | None = None
         self._declared: set[Any] = set()
+        self.memo: dict[str, Any] = {}
+        """What the flow keeps in memory for as long as the run is live here."""
         around = runner.around
         self.writer, self.clock, self.children = runner.writer, around.clock, around.children
         self.failures = around.registry.failures
@@ -74,6 +76,11 @@ class RunHost:
         if self._inbox is None:
             self._inbox = Inbox(self.notes, self.writer.pending)
         return self._inbox
+
+    @property
+    def has_inbox(self) -> bool:
+        """Whether anything was sent to the run."""
+        return self._inbox is not None or bool(self.writer.pending)
 
     @property
     def holds_calls(self) -> bool:
@@ -170,6 +177,7 @@ class RunHost:
                 marks.append((Kind.CALLS_UNASKED, {"keys": unasked[:100], "count": len(unasked)}))
             if chunks:
                 marks.append((Kind.SUPERSEDED, {"seqs": chunks}))
+                self.show("superseded", data={"seqs": chunks})
             self._journal.finish(number)
         self.writer.marks_due += marks
 

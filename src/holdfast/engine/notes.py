@@ -17,6 +17,7 @@ from holdfast.model import Entry, Kind, Mail
 
 CHUNKS_WAIT = 0.05
 CHUNKS_ENOUGH = 1000
+BYTES_ENOUGH = 1 << 20
 
 
 class _Note:
@@ -48,6 +49,8 @@ class Notes:
         self._timer: asyncio.TimerHandle | None = None
         self._error: HoldfastError | None = None
         self._open = False
+        self._size = 0
+        """Bytes of the chunks that wait to be written."""
 
     def step_begins(self) -> None:
         """A step is under way from now on: what came in since the last one is written."""
@@ -74,7 +77,7 @@ class Notes:
     @property
     def crowded(self) -> bool:
         """Whether more is waiting to be written than should be."""
-        return len(self._due) > CHUNKS_ENOUGH
+        return len(self._due) > CHUNKS_ENOUGH or self._size > BYTES_ENOUGH
 
     async def write(self, kind: Kind, body: dict[str, Any], *, take: tuple[int, ...] = (), **fields: Any) -> int:
         """The seq of the entry, durable when this returns."""
@@ -101,12 +104,22 @@ class Notes:
         take: tuple[int, ...] = (),
         written: Callable[[int | HoldfastError], None] | None = None,
         soon: bool = True,
+        size: int = 0,
     ) -> None:
         """Have it written soon, or with what comes next; without a kind only the mail is taken."""
         self._put(kind, body, take, {}, written).soon = soon
-        if soon or len(self._due) >= CHUNKS_ENOUGH:
+        self._size += size
+        if soon or self._enough:
             self._begin()
-        elif self._timer is None:
+        else:
+            self._wait_for_more()
+
+    @property
+    def _enough(self) -> bool:
+        return len(self._due) >= CHUNKS_ENOUGH or self._size >= BYTES_ENOUGH
+
+    def _wait_for_more(self) -> None:
+        if self._timer is None:
             self._timer = self._loop.call_later(CHUNKS_WAIT, self._waited_enough)
 
     def _put(
@@ -136,8 +149,11 @@ class Notes:
                 if self._timer is not None:
                     self._timer.cancel()
                     self._timer = None
-                batch, self._due = self._due, []
+                batch, self._due, self._size = self._due, [], 0
                 await self._write_batch(batch)
+                if self._due and not self._enough and not any(note.soon for note in self._due):
+                    self._wait_for_more()  # only chunks have come meanwhile, and not many
+                    return
         finally:
             self._task = None
 
@@ -182,7 +198,7 @@ class Notes:
             raise self._error
         if any(note.soon for note in self._due):
             await self.settle()
-        left, self._due = self._due, []
+        left, self._due, self._size = self._due, [], 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

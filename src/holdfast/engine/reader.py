@@ -15,7 +15,7 @@ from holdfast.core.journal import Journal
 from holdfast.core.transitions import ENDED, shown_status
 from holdfast.engine.live import Info
 from holdfast.engine.registry import Registry
-from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError
+from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError, UsageError
 from holdfast.model import CHECKPOINT_KINDS, RESULT_KINDS, Call, Checkpoint, Entry, Event, Head, Kind, Run, RunStatus
 from holdfast.store.base import Store
 
@@ -35,12 +35,8 @@ def _run_view(head: Head) -> Run:
     info = msgspec.json.decode(head.info, type=Info)
     cursor = msgspec.json.decode(head.cursor)
     error = None if head.error is None else msgspec.json.decode(head.error)["error"]
-    done, status = cursor["step"], shown_status(head)
-    if status == RunStatus.COMPLETED:
-        progress = 100.0
-    else:
-        done += cursor.get("fraction", 0.0)
-        progress = min(100.0, 100.0 * done / info.total) if info.total else 100.0 * cursor.get("fraction", 0.0)
+    status = shown_status(head)
+    progress, text = (100.0, None) if status == RunStatus.COMPLETED else _progress(cursor, info.total)
     return Run(
         id=head.id,
         flow=head.flow,
@@ -50,6 +46,7 @@ def _run_view(head: Head) -> Run:
         step_names=info.steps,
         next=cursor["next"],
         progress=progress,
+        progress_text=text,
         error=error,
         metadata=msgspec.json.decode(head.metadata),
         parent=head.parent,
@@ -68,6 +65,15 @@ def _can_go_on_from(entry: Entry) -> bool:
     if entry.kind in CHECKPOINT_KINDS:
         return True
     return entry.kind in RESULT_KINDS and bool(msgspec.json.decode(entry.cursor).get("body"))
+
+
+def _progress(cursor: dict[str, Any], total: int | None) -> tuple[float, str | None]:
+    """How far an unfinished run is, from 0 to 100, and what it says of it."""
+    said = cursor.get("progress") or {}
+    fraction, text = float(said.get("fraction", 0.0)), said.get("text")
+    if not total:
+        return 100.0 * fraction, text
+    return min(100.0, 100.0 * (cursor["step"] + said.get("ahead", 0) + fraction) / total), text
 
 
 def ledger_line(run: str, entry: Entry, intent: Entry | None) -> Call:
@@ -89,6 +95,18 @@ def ledger_line(run: str, entry: Entry, intent: Entry | None) -> Call:
         started_at=when(started),
         ended_at=when(entry.at) if entry.kind == Kind.CALL else None,
     )
+
+
+def _place_of(after: int | Event) -> tuple[int, int]:
+    """The place in the log behind which a reader goes on: seq, and which of the events of that entry."""
+    if type(after) is int:
+        return after, 1 << 30
+    if not isinstance(after, Event) or after.seq is None:
+        raise UsageError(
+            f"events(after={after!r:.200}): it is the seq or the event that was seen last. An event that came live to "
+            f"on_event, before it was written, has no seq and so no place in the log."
+        )
+    return after.seq, after.index
 
 
 class Reader:
@@ -294,7 +312,7 @@ class Reader:
 
         Raises RunInterruptedError when it is followed and this runtime shuts down.
         """
-        seq, index = (after, 1 << 30) if isinstance(after, int) else (after.seq or 0, after.index)
+        seq, index = _place_of(after)
         token = 0
         while True:
             if follow:

@@ -226,13 +226,14 @@ class Runner:
             if self._verdict is not None:
                 raise self._verdict  # whatever the step did about it came too late
         leave(before)
-        if self.host.journaled or self.host.wrote_notes:
-            await self.host.finish_step(number)
         tree = self._saving.tree if after.state is KEEP else after.state
         if after.change is None and after.state is not KEEP:
             tree = self._codec.encode(after.state, like=self._saving.tree)
         if after.result is not NO_RESULT:
             self._result = self._codec.encode(after.result, path="result")
+        # Only now is the attempt known not to fail: one that cannot be stored is tried again with its calls.
+        if self.host.journaled or self.host.wrote_notes:
+            await self.host.finish_step(number)
         return after.cursor, tree, after.change  # the copy is let go before the commit is waited for
 
     def _stop_body(self, verdict: Exception) -> None:

@@ -16,7 +16,7 @@ from holdfast.engine.writer import Mark, Progress, RunWriter, StepTaken
 from holdfast.errors import StoreError
 from holdfast.model import Entry, Event, Mail, RunStatus
 
-_SHOWN_LIVE = frozenset({"step_started", "resumed", "emitted"})
+_SHOWN_LIVE = frozenset({"step_started", "resumed", "emitted", "superseded"})
 
 
 class Saving:
@@ -37,13 +37,21 @@ class Saving:
         self.tree: Tree = writer.tree
         self.cursor: dict[str, Any] = writer.cursor
         self._unsaved: list[StepTaken] = []
+        self._change: list[Any] | None = []
+        """What of the state has changed since it was last saved; None when that has to be searched for."""
         self._shown = 0
         """How many of those have been shown as completed."""
         self._saved_at = around.clock.now()
 
-    async def step_done(self, tree: Tree, cursor: dict[str, Any], taken: StepTaken) -> None:
-        """The run has come to this: save it if the policy says so. What ends the run is saved with its end."""
+    async def step_done(
+        self, tree: Tree, cursor: dict[str, Any], taken: StepTaken, change: list[Any] | None = None
+    ) -> None:
+        """The run has come to this: save it if the policy says so. What ends the run is saved with its end.
+
+        `change` is what the step did to the state, where it is known.
+        """
         self.tree, self.cursor = tree, cursor
+        self._change = None if change is None or self._change is None else self._change + change
         self._unsaved.append(taken)
         if cursor["next"] is None:
             return
@@ -107,7 +115,7 @@ class Saving:
         return retention.floor(self._writer.seq + len(self._writer.marks_due) + 1, self._around.clock.now())
 
     def _progress(self, *, always: bool = False) -> Progress | None:
-        return Progress(self.tree, self.cursor, self._unsaved) if self._unsaved or always else None
+        return Progress(self.tree, self.cursor, self._unsaved, self._change) if self._unsaved or always else None
 
     def _carried(self, extra: dict[str, Any] | None) -> dict[str, Any] | None:
         """The same with what is known of steps behind the checkpoint, which whoever goes on from it needs."""
@@ -128,6 +136,7 @@ class Saving:
         shown_already, self._shown = (self._shown, 0) if saved else (0, self._shown)
         if saved:
             self._unsaved = []
+            self._change = []
             self._saved_at = self._writer.written[-1].at
         self._show_entries(self._writer.written, shown_already)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from holdfast.clock import Clock
 from holdfast.context import Frame, Place, RunContext
-from holdfast.core.codec import Codec, Tree
+from holdfast.core.codec import Codec, Tree, dumps
 from holdfast.core.journal import Journal, digest
 from holdfast.engine.calls import Calling
 from holdfast.engine.hands import Hands
@@ -25,9 +25,15 @@ from holdfast.engine.waits import Waits
 from holdfast.engine.writer import RunWriter
 from holdfast.errors import HoldfastError, StateError
 from holdfast.flows.moves import pack_outcome, unpack_outcome
+from holdfast.inside import in_thread
 from holdfast.model import Kind
 from holdfast.work import Work
 
+_TEXT = 100
+"""Characters of what a step says of itself that are shown with the run: each entry repeats them."""
+_HANDED_OVER = 256
+_MUCH = 4096
+"""After so many chunks, counted once more for each so many bytes, a thread waits for the loop to catch up."""
 _PID = os.getpid()
 os.register_at_fork(after_in_child=lambda: globals().update(_PID=os.getpid()))
 
@@ -41,6 +47,17 @@ class Host(Protocol):
     hands: Hands
     children: Children
     failures: dict[str, type[BaseException]]
+    memo: dict[str, Any]
+
+    @property
+    def journaled(self) -> bool:
+        """Whether there may be anything in the journal."""
+        ...
+
+    @property
+    def has_inbox(self) -> bool:
+        """Whether anything was sent to the run."""
+        ...
 
     @property
     def journal(self) -> Journal:
@@ -103,13 +120,25 @@ class Host(Protocol):
 class StepScope:
     """The Scope of one attempt."""
 
-    __slots__ = ("busy", "closed", "host", "loop", "number", "pid", "root", "starting", "tasks", "waits")
+    __slots__ = (
+        "_from_threads",
+        "busy",
+        "closed",
+        "host",
+        "loop",
+        "number",
+        "pid",
+        "root",
+        "starting",
+        "tasks",
+        "waits",
+    )
 
     def __init__(self, host: Host, number: int, loop: asyncio.AbstractEventLoop) -> None:
         self.host, self.number, self.loop, self.pid = host, number, loop, _PID
         self.closed = False
         self.root = Frame(self, f"{number}/")
-        self.busy = 0
+        self.busy = self._from_threads = 0
         """How many calls are under way that do not themselves wait for something from outside."""
         self.tasks: set[asyncio.Task[Any]] | None = None
         self.starting: set[asyncio.Future[None]] | None = None
@@ -139,6 +168,30 @@ class StepScope:
         making.unpack = unpack_outcome
         making.declared = (step.returns, type(args[-1]) if args else None)
         return await making.result()
+
+    @property
+    def memo(self) -> dict[str, Any]:
+        """What the flow keeps in memory for as long as the run is live here."""
+        return self.host.memo
+
+    def encode(self, value: Any, path: str) -> Tree:
+        """The value as it is stored."""
+        return self.host.codec.encode(value, path=path)
+
+    def decode(self, tree: Tree, path: str) -> Any:
+        """The value of what was stored."""
+        return self.host.codec.decode(tree, path=path)
+
+    def entry_of(self, place: Place) -> int | None:
+        """The entry that holds the result of a call made since the last checkpoint."""
+        seq = self.host.journal.seq_of(place.key)
+        return seq if seq > self.host.writer.checkpoint_seq else None
+
+    def has_message(self, frame: Frame, topic: str) -> bool:
+        """Whether `receive(topic)` gives something at once there, now or when the body ran before."""
+        if self.host.journaled and self.host.journal.has_ended(frame.next_key("receive")):
+            return True
+        return self.host.has_inbox and any(signal.topic == topic for signal in self.host.inbox.signals)
 
     # What verbs ask for
 
@@ -183,24 +236,32 @@ class StepScope:
     def emit(self, frame: Frame, name: str, data: Any) -> Callable[[], Coroutine[Any, Any, None]]:
         """Add a chunk to the stream; what it gives waits while too many are unwritten."""
         tree = self.host.codec.encode(data, path=f"chunk {name!r}")
-        at = frame.stream
+        at, size = frame.stream, len(dumps(tree))
         try:
             on_loop = asyncio.get_running_loop() is self.loop
         except RuntimeError:
             on_loop = False
         if on_loop:
-            self._emit(at, name, tree)
+            self._emit(at, name, tree, size)
         else:
-            self.loop.call_soon_threadsafe(self._emit, at, name, tree)
+            self.loop.call_soon_threadsafe(self._emit, at, name, tree, size)
+            self._from_threads += 1 + size // _MUCH
+            if self._from_threads >= _HANDED_OVER:
+                # A thread can wait, so it does: the loop must not be buried under what it hands over.
+                self._from_threads = 0
+                in_thread(frame, self._breathe())
         return self._breathe
 
-    def _emit(self, path: str, name: str, tree: Tree) -> None:
+    def _emit(self, path: str, name: str, tree: Tree, size: int) -> None:
         if self.closed:
             return
         host = self.host
+        if name == "progress":
+            self._say(tree)
         chunk, superseded = host.journal.emits(path, name, tree)
         if superseded:
             host.notes.put(Kind.SUPERSEDED, {"seqs": superseded}, soon=False)
+            host.show("superseded", data={"seqs": superseded})
         if chunk is None:
             return
 
@@ -208,8 +269,21 @@ class StepScope:
             if isinstance(seq, int):
                 chunk.seq = seq
 
-        host.notes.put(Kind.EMITTED, {"name": name, "data": tree, "path": path}, written=written, soon=False)
+        body = {"name": name, "data": tree, "path": path}
+        host.notes.put(Kind.EMITTED, body, written=written, soon=False, size=size)
         host.show("emitted", data={"name": name, "data": tree})
+
+    def _say(self, tree: Tree) -> None:
+        """Show how far the step is with whatever is written from now on, until the step is saved."""
+        match tree:
+            case {"fraction": int() | float() as fraction, "text": str() | None as text} if 0 <= fraction <= 1:
+                said: dict[str, Any] = {"fraction": fraction}
+                if text is not None:
+                    said["text"] = text[:_TEXT]
+                # Steps that are finished but not saved yet: the cursor that is shown is that of the checkpoint.
+                if ahead := self.number - self.host.writer.cursor["step"]:
+                    said["ahead"] = ahead
+                self.host.writer.said = said
 
     async def _breathe(self) -> None:
         self.check_open()
@@ -228,10 +302,16 @@ class StepScope:
             return  # it was waited for before, so it exists
         self.busy += 1
         try:
-            await self.uncut(self.host.children.ensure(flow, input, id, self.host.writer.run))
+            again = self.host.journal.failed_before(place.key)
+            await self.uncut(self.host.children.ensure(flow, input, id, self.host.writer.run, again=again))
         finally:
             self.busy -= 1
             self.look_around()
+
+    async def cancel_child(self, id: str, reason: str | None) -> None:
+        """Cancel a child run, unless it has ended."""
+        self.check_open()
+        await self.uncut(self.host.children.stop(id, reason))
 
     async def started(self) -> None:
         """Return when the children exist that are on their way: what is committed next may rely on them."""

@@ -26,6 +26,8 @@ class Progress(msgspec.Struct, gc=False):
     tree: Any
     cursor: dict[str, Any]
     steps: Sequence[StepTaken]
+    change: list[Any] | None = None
+    """What of the tree has changed since the last checkpoint, where it is known."""
 
 
 class RunWriter:
@@ -41,6 +43,10 @@ class RunWriter:
         self._waited = head.waiting_for is not None
         self.tree: Tree = None if point is None else point.tree
         self.cursor: dict[str, Any] = msgspec.json.decode(head.cursor) if point is None else point.cursor
+        self.said: dict[str, Any] | None = None
+        """How far the step under way says it is: shown with the cursor, never part of a checkpoint."""
+        if point is not None and head.cursor not in (b"null", point.entry.cursor):
+            self.said = msgspec.json.decode(head.cursor).get("progress")
         self.branch = 0 if point is None else point.branch
         self.checkpoint_seq = 0 if point is None else point.seq
         self.segment = Segment(head.base, 0)
@@ -173,6 +179,7 @@ class RunWriter:
             raise OwnershipLostError(self.run, self.fence)
         self._count(_Landed([entry], change, None, Segment(seq, len(body), len(body))))
         self.tree, self.cursor, self.branch, self.checkpoint_seq = point.tree, point.cursor, seq, seq
+        self.said = None
         self.pending, self.beside = tuple(pending), 0
 
     async def release(self) -> None:
@@ -203,12 +210,15 @@ class RunWriter:
         """The entries of a commit in order: what was due, the checkpoint, the marks."""
         segment, run, fence = self.segment, self.run, self.fence
         entries: list[Entry] = []
-        cursor = dumps(self.cursor if progress is None else progress.cursor)
+        before = b""
+        if progress is None or self.marks_due:
+            before = dumps(self.cursor if self.said is None else {**self.cursor, "progress": self.said})
+        cursor = before if progress is None else dumps(progress.cursor)
         for kind, mark in self.marks_due:
             seq = self.seq + len(entries) + 1
-            entries.append(seal(run, seq, kind, fence, now, dumps(self.cursor), dumps(mark)))
+            entries.append(seal(run, seq, kind, fence, now, before, dumps(mark)))
         if progress is None and whole:
-            progress = Progress(self.tree, self.cursor, ())
+            progress, cursor = Progress(self.tree, self.cursor, ()), dumps(self.cursor)
         if progress is not None:
             extra = {"steps": progress.steps, **extra} if extra else {"steps": progress.steps}
             seq = self.seq + len(entries) + 1
@@ -218,6 +228,7 @@ class RunWriter:
                 progress.tree,
                 self.branch,
                 extra,
+                known=progress.change,
                 beside=self.beside,
                 pending=self.pending,
                 whole=whole,
@@ -273,7 +284,7 @@ class RunWriter:
         if landed.entries:
             self.seq = landed.entries[-1].seq
         if landed.progress is not None:
-            self.tree, self.cursor = landed.progress.tree, landed.progress.cursor
+            self.tree, self.cursor, self.said = landed.progress.tree, landed.progress.cursor, None
             self.checkpoint_seq = _last_checkpoint(landed.entries).seq
         if landed.change is None:
             return
