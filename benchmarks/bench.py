@@ -34,6 +34,12 @@ CONTENDERS: dict[str, list[tuple[str, str, str]]] = {
         ("raw grown", "raw.py", "loopgroup-grown"),
         ("holdfast", "ours.py", "sqlite"),
     ],
+    "calls": [
+        ("steps", "ours.py", "steps"),
+        ("steps growing", "ours.py", "growing"),  # those of a pipeline that collects the same results in its state
+        ("calls", "ours.py", "calls"),
+    ],
+    "def-calls": [("steps", "ours.py", "steps"), ("calls", "ours.py", "calls")],
     "recover": [("raw fresh", "raw.py", "loopgroup"), ("holdfast", "ours.py", "sqlite")],
     "first": [("raw fresh", "raw.py", "inline"), ("holdfast", "ours.py", "sqlite")],
     "talk": [("holdfast", "ours.py", "sqlite")],
@@ -41,11 +47,15 @@ CONTENDERS: dict[str, list[tuple[str, str, str]]] = {
 TITLES = {
     "sequential": "200 sequential durable steps (speed of raw = 1; the goal is 0.8 of fresh)",
     "concurrent": "500 concurrent runs of 5 steps (speed of raw = 1; the goal is 0.25 of fresh)",
+    "calls": "200 journaled calls in an async function (time of pipeline steps = 1; the goal is at most 1.3)",
+    "def-calls": "200 journaled calls in a def function (time of def pipeline steps = 1; the goal is at most 1.3)",
     "recover": "1,000 interrupted runs finished by a fresh process (time of raw = 1; the goal is at most 4)",
     "first": "import and a first durable run of 3 steps (time of raw = 1; the goal is at most 2)",
     "talk": "a conversation of 300 turns of 2 KB",
 }
 FASTER_IS_MORE = {"sequential", "concurrent"}
+MEASURES = ("raw", "steps")
+"""How the names of those begin that the others are compared with."""
 
 
 def child(script: str, workload: str, variant: str, folder: str, **env: str) -> dict[str, float]:
@@ -86,9 +96,9 @@ def compare(workload: str, rounds: int) -> None:
     for name, median in medians.items():
         spread = f"{min(seconds[name]) * 1e3:8.1f} to {max(seconds[name]) * 1e3:8.1f}"
         ratios = "  ".join(
-            f"{(raw / median if workload in FASTER_IS_MORE else median / raw):5.2f} of {other}"
-            for other, raw in medians.items()
-            if other.startswith("raw") and not name.startswith("raw")
+            f"{(measure / median if workload in FASTER_IS_MORE else median / measure):5.2f} of {other}"
+            for other, measure in medians.items()
+            if other.startswith(MEASURES) and not name.startswith(MEASURES)
         )
         print(f"  {name:15} median {median * 1e3:8.1f} ms  ({spread})  {ratios}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Holdfast on the same workloads: python ours.py WORKLOAD STORE FOLDER"""
+"""Holdfast on the same workloads: python ours.py WORKLOAD VARIANT FOLDER (a store, or what is compared)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import workloads as w
 
 import holdfast
+from holdfast import blocking
 
 blocked = 0
 ticks: list[float] = []
@@ -34,22 +35,60 @@ async def say(step: int, state: dict[str, Any]) -> None:
     state["messages"].append(w.message(step))
 
 
+# What calls are compared with: steps that write as much as a call does and carry nothing else along.
+async def replace(step: int, state: dict[str, Any]) -> dict[str, Any]:
+    return w.payload(step)
+
+
+def replace_in_thread(step: int, state: dict[str, Any]) -> dict[str, Any]:
+    return w.payload(step)
+
+
+async def find(step: int) -> dict[str, Any]:
+    return w.payload(step)
+
+
+def find_in_thread(step: int) -> dict[str, Any]:
+    return w.payload(step)
+
+
+@holdfast.flow
+async def collect(state: dict[str, Any]) -> dict[str, Any]:
+    for step in range(w.STEPS):
+        state["items"].append(await holdfast.call(find, step))
+    return state
+
+
+@holdfast.flow
+def collect_in_thread(state: dict[str, Any]) -> dict[str, Any]:
+    for step in range(w.STEPS):
+        state["items"].append(blocking.call(find_in_thread, step))
+    return state
+
+
 SEQUENTIAL = holdfast.Pipeline("sequential", add, total=w.STEPS)
+BODIES: dict[tuple[str, str], Any] = {
+    ("calls", "growing"): SEQUENTIAL,
+    ("calls", "steps"): holdfast.Pipeline("replace", replace, total=w.STEPS),
+    ("calls", "calls"): collect,
+    ("def-calls", "steps"): holdfast.Pipeline("replace-in-thread", replace_in_thread, total=w.STEPS),
+    ("def-calls", "calls"): collect_in_thread,
+}
 SMALL = holdfast.Pipeline("small", add, total=w.RUN_STEPS)
 CUT = holdfast.Pipeline("cut", add_until_cut, total=w.CUT_STEPS)
 FIRST = holdfast.Pipeline("first", add, total=3)
 TALK = holdfast.Pipeline("talk", say, total=w.TURNS)
 
 
-async def main(workload: str, store: str, folder: str) -> None:
-    where = f"sqlite:{folder}/runs.db" if store == "sqlite" else f"file:{folder}/runs"
+async def main(workload: str, variant: str, folder: str) -> None:
+    where = f"file:{folder}/runs" if variant == "files" else f"sqlite:{folder}/runs.db"
     if workload != "first":
         w.warm()
     async with holdfast.Runtime(where, crash_limit=1000) as rt:
         started = time.perf_counter()
-        if workload == "sequential":
-            result: Any = await rt.run(SEQUENTIAL, {"items": []}, id="one")
-            assert len(result["items"]) == w.STEPS
+        if workload in ("sequential", "calls", "def-calls"):
+            result: Any = await rt.run(BODIES.get((workload, variant), SEQUENTIAL), {"items": []}, id="one")
+            assert variant == "steps" or len(result["items"]) == w.STEPS
             w.report(seconds=time.perf_counter() - started)
         elif workload == "concurrent":
             await asyncio.gather(*(rt.run(SMALL, {"items": []}, id=f"run-{k}") for k in range(w.RUNS)))
