@@ -12,6 +12,7 @@ import contextvars
 import inspect
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
@@ -49,6 +50,27 @@ class Scope(Protocol):
         """The result of calling the step's function, wherever it belongs: loop, thread or executor."""
         ...
 
+    @property
+    def memo(self) -> dict[str, Any]:
+        """What the flow keeps in memory for as long as the run is live here; nothing of it is stored."""
+        ...
+
+    def encode(self, value: Any, path: str) -> Any:
+        """The value as it is stored. Raises NotStorableError that names the path."""
+        ...
+
+    def decode(self, tree: Any, path: str) -> Any:
+        """The value of what was stored."""
+        ...
+
+    def entry_of(self, place: Place) -> int | None:
+        """The entry that holds the result of a call made since the last checkpoint, which the next one may recall."""
+        ...
+
+    def has_message(self, frame: Frame, topic: str) -> bool:
+        """Whether `receive(topic)` gives something at once there, now or when the body ran before."""
+        ...
+
     def context(self, frame: Frame) -> RunContext:
         """What `current_run()` gives in that frame."""
         ...
@@ -83,6 +105,10 @@ class Scope(Protocol):
         """Return when the child run exists."""
         ...
 
+    def cancel_child(self, id: str, reason: str | None) -> Coroutine[Any, Any, None]:
+        """Cancel a child run, unless it has ended."""
+        ...
+
 
 class Place(msgspec.Struct, frozen=True):
     """Where a verb was used: what it did is found again by `key`."""
@@ -102,6 +128,7 @@ class Frame:
         "call",
         "closed",
         "deadline",
+        "executor",
         "firm",
         "holder",
         "names",
@@ -131,6 +158,8 @@ class Frame:
         """Whether the effect of its call must not be repeated unasked, and whether the call is under way."""
         self.deadline: float | None = parent.deadline if parent is not None else None
         """When the attempt that this belongs to times out."""
+        self.executor: Any = None
+        """The executor in whose thread it runs, if it does."""
         self.branches = 0
         """How many tasks in it have named their scopes and not ended."""
         self.bound: int | None = None
@@ -148,6 +177,10 @@ class Frame:
         if taken is None:
             raise KeyReusedError(self.scope.context(self).id, name, key or "")
         return Place(self, f"{self.path}{taken}", name, args)
+
+    def next_key(self, name: str) -> str:
+        """The key that the next verb of that name would have."""
+        return f"{self.path}{self._names.upcoming(name)}"
 
     @property
     def _names(self) -> Names:
@@ -353,6 +386,17 @@ def here() -> Frame | None:
     branch.holder = holder
     _current.set(branch)
     return branch
+
+
+def refuse_in_pool(verb: str) -> None:
+    """Raises UsageError in a worker of a process pool, where code that a run sent there would lose its journal."""
+    module = sys.modules.get("multiprocessing.process")
+    target = getattr(module.current_process(), "_target", None) if module is not None else None
+    if getattr(target, "__module__", None) in ("concurrent.futures.process", "multiprocessing.pool"):
+        raise UsageError(
+            f"{verb}(...) is used in a process of a pool, which belongs to no run: its result would not be kept. Use "
+            f"it in the process that drives the run, or call the function itself here."
+        )
 
 
 def holder_here() -> object:

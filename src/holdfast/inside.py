@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from holdfast.context import Frame, Place, Suspended, here
+from holdfast.context import Frame, Place, Suspended, here, refuse_in_pool
 from holdfast.core.answers import schema_tree
 from holdfast.core.ids import check_id
 from holdfast.core.retry import RetryPolicy
@@ -33,7 +33,9 @@ NOTHING: Any = object()
 def frame_for(verb: str) -> Frame | None:
     """The frame of async code. Raises WrongKindError in a thread of a `def` body, and None outside of a run."""
     frame = here()
-    if frame is not None and not on_loop(frame):
+    if frame is None:
+        refuse_in_pool(verb)
+    elif not on_loop(frame):
         raise WrongKindError(
             f"{verb} is awaited, and this is a def body in a thread. Use holdfast.blocking.{verb} here, or make the "
             f"function async def."
@@ -137,15 +139,19 @@ def call_blocking(work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         result = work.fn(*args, **kwargs)
         return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
     place = frame.take(work.called, frame.scope.digest((args, kwargs)), work.key)
-    # A thread that waits for a timeout cannot do the work itself.
-    lane = frame.scope.lane() if not work.is_async and work.timeout is None and work.executor is None else None
+    # A thread that waits for a timeout cannot do the work itself. One of the very executor that is asked for does:
+    # it might wait for itself otherwise.
+    own = work.timeout is None and not work.is_async and work.executor in (None, frame.executor)
+    lane = frame.scope.lane() if own else None
     return in_thread(frame, frame.scope.call(place, work, args, kwargs, lane), lane)
 
 
 def frame_in_thread(verb: str) -> Frame | None:
     """The frame of a `def` body. Raises WrongKindError on the event loop, which it would stop."""
     frame = here()
-    if frame is not None and on_loop(frame):
+    if frame is None:
+        refuse_in_pool(verb)
+    elif on_loop(frame):
         raise WrongKindError(
             f"holdfast.blocking.{verb} would stop the event loop that this async body runs on. Use `await {verb}(...)` "
             f"of holdfast here."
@@ -296,6 +302,11 @@ class Child(Generic[R]):
         await asyncio.shield(self._starting)
         result: R = await waiting_for_child(self._place, self.id, number)
         return result
+
+    async def cancel(self, reason: str | None = None) -> None:
+        """Cancel the child, for good. Nothing happens when it has ended."""
+        await asyncio.shield(self._starting)
+        await self._place.frame.scope.cancel_child(self.id, reason)
 
 
 def spawn(flow: Any, input: Any = None, *, id: str | None = None, key: str | None = None) -> Child[Any]:

@@ -70,10 +70,11 @@ class Hands:
             finally:
                 leave(token)
         blocked, frame.threaded = frame.threaded, True
-        if work.executor is not None:
-            result = await _in_executor(work, args, kwargs, frame)
-        elif lane is not None:
+        if lane is not None:
+            frame.executor = frame.parent.executor if frame.parent is not None else None
             result = await _in_lane(lane, frame, work.fn, args, kwargs)
+        elif work.executor is not None:
+            result = await _in_executor(work, args, kwargs, frame)
         else:
             result = await self._in_spare_lane(work, args, kwargs, frame, blocked=blocked)
         return await _finished(result, frame)
@@ -119,6 +120,7 @@ def _in_frame(frame: Frame, fn: Callable[..., Any], args: tuple[Any, ...], kwarg
 
 
 async def _in_executor(work: Work, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Frame) -> Any:
+    frame.executor = work.executor
     job = _Job(work, args, kwargs, frame)
     try:
         return await asyncio.get_running_loop().run_in_executor(work.executor, job)
@@ -193,6 +195,12 @@ async def carried(work: Awaitable[T]) -> T:
         raise StepRaised(error) from None
     except BaseException as error:
         raise StepRaised(error) from None
+
+
+async def in_frame(frame: Frame, work: Coroutine[Any, Any, T]) -> T:
+    """The result of the work, done by a task that holds the frame."""
+    enter(frame)
+    return await work
 
 
 async def within(
