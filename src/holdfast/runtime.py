@@ -93,6 +93,14 @@ class RunHandle(Generic[R]):
         """Make a checkpoint at the next safe point and give its id, RUN@SEQ."""
         return await self._runtime._verbs_now().checkpoint(self.id)
 
+    async def send(self, topic: str, data: Any = None) -> None:
+        """Send a message to the run, for its `receive(topic)`; durable when this returns."""
+        await self._runtime.send(self.id, topic, data)
+
+    async def answer(self, value: Any, *, ask: str | None = None) -> str:
+        """Answer the question that the run waits with; see `Runtime.answer`."""
+        return await self._runtime.answer(self.id, value, ask=ask)
+
 
 class Runtime:
     """Runs flows on a store. Use it as `async with Runtime(...) as rt`.

@@ -121,6 +121,14 @@ class RunHandle(Generic[R]):
     def checkpoint(self) -> str:
         return self._loop.wait(self._handle.checkpoint())
 
+    @_like(face.RunHandle.send)
+    def send(self, topic: str, data: Any = None) -> None:
+        self._loop.wait(self._handle.send(topic, data))
+
+    @_like(face.RunHandle.answer)
+    def answer(self, value: Any, *, ask: str | None = None) -> str:
+        return self._loop.wait(self._handle.answer(value, ask=ask))
+
 
 class Runtime:
     """`holdfast.Runtime` for programs without an event loop. Use it as `with Runtime(...) as rt`."""

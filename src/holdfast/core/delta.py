@@ -4,6 +4,7 @@
     ["del", path]                      remove a key of a dict
     ["append", path, items or text]    lengthen a list or a string
     ["splice", path, at, cut, items]   in a list, put `items` in the place of `cut` items from `at` on
+    ["recall", path, seq]              put there what the call in the entry `seq` gave: it is not written twice
 
 A path is a list of keys and indexes. `diff` passes over what is the same object in both trees, so its
 cost is that of the change when the new tree shares its unchanged parts (see Codec.encode).
@@ -41,8 +42,10 @@ def diff(old: Tree, new: Tree) -> list[Any]:
     return ops
 
 
-def apply(tree: Tree, ops: Any) -> Tree:
+def apply(tree: Tree, ops: Any, recall: Callable[[Any], Tree] | None = None) -> Tree:
     """The tree after the operations. Changes `tree` in place and keeps parts of `ops` in it.
+
+    `recall` gives what the call in an entry gave; it raises KeyError when there is none.
 
     Raises DeltaError when an operation does not fit; the tree is then of no more use.
     """
@@ -50,6 +53,8 @@ def apply(tree: Tree, ops: Any) -> Tree:
     for index, op in enumerate(_exactly_list(ops)):
         try:
             name, path, *rest = _exactly_list(op)
+            if name == "recall" and recall is not None:
+                name, rest = "set", [recall(*rest)]
             _APPLY[name](holder, [0, *_exactly_list(path)], *rest)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise DeltaError(f"operation {index} of the change does not fit the state: {error!r:.200}") from error

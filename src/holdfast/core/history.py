@@ -19,7 +19,7 @@ A branch is named by the seq of the rewind that began it, 0 for the first one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -32,7 +32,7 @@ from holdfast.errors import NotLoadableError, ResultExpiredError, StateError, St
 from holdfast.model import CHECKPOINT_KINDS, Entry, Head, Kind
 
 _SLACK = 4096
-_RECKON_EVERY = 32
+_RECKON_AT = 32  # Checkpoints, and every time their number has doubled: reckoning a large state costs.
 _STATE_KEYS = frozenset({"state", "branch", "delta", "base", "pending"})
 
 
@@ -93,6 +93,8 @@ class Fold:
         """The messages that nobody has received yet, as far as the log was taken in."""
         self.beside = 0
         """Bytes of what else stands in the segment: calls, waits, chunks."""
+        self._calls: dict[int, Entry] = {}
+        """The calls since the last checkpoint: the next one may recall what they gave."""
 
     def add(self, entry: Entry) -> Point | None:
         """The checkpoint that the entry holds, if it does. The tree is reused by the next one.
@@ -107,16 +109,23 @@ class Fold:
             raise StoreDamagedError(self._run, entry.seq, "it was written by a superseded owner")
         if entry.kind not in CHECKPOINT_KINDS:
             self.beside += len(entry.body)
-            if entry.kind in (Kind.SIGNAL, Kind.RECEIVED):
+            if entry.kind == Kind.CALL:
+                self._calls[entry.seq] = entry
+            elif entry.kind in (Kind.SIGNAL, Kind.RECEIVED):
                 self.pending = _pending(self._run, self.pending, entry)
             return None
         body = read_body(self._run, entry)
         if self.point is None or "state" in body:
             self.beside = 0
             self.pending = _pending_in(self._run, entry, body)
-        self.point = _step_to(self._run, self.point, entry, body)
+        self.point = _step_to(self._run, self.point, entry, body, self._recall)
+        self._calls = {}
         self.point.pending = self.pending
         return self.point
+
+    def _recall(self, seq: Any) -> Tree:
+        result: Tree = read_body(self._run, self._calls[seq])["result"]
+        return result
 
 
 def _pending(run: str, pending: tuple[Signal, ...], entry: Entry) -> tuple[Signal, ...]:
@@ -143,7 +152,9 @@ def _pending_in(run: str, entry: Entry, body: dict[str, Any]) -> tuple[Signal, .
         raise StoreDamagedError(run, entry.seq, f"its messages cannot be read: {error}") from error
 
 
-def _step_to(run: str, before: Point | None, entry: Entry, body: dict[str, Any]) -> Point:
+def _step_to(
+    run: str, before: Point | None, entry: Entry, body: dict[str, Any], recall: Callable[[Any], Tree]
+) -> Point:
     extra = {key: value for key, value in body.items() if key not in _STATE_KEYS}
     try:
         cursor = msgspec.json.decode(entry.cursor)
@@ -155,7 +166,7 @@ def _step_to(run: str, before: Point | None, entry: Entry, body: dict[str, Any])
             return point
         if before is None or body["base"] != before.base:
             raise StoreDamagedError(run, entry.seq, "its segment does not begin with a snapshot")
-        tree = delta.apply(before.tree, body["delta"])
+        tree = delta.apply(before.tree, body["delta"], recall)
         point = Point(entry, tree, cursor, before.base, before.branch, before.written + len(entry.body), extra)
         point.plain = before.plain and not marked
         return point
@@ -225,20 +236,23 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
         branch: int,
         extra: dict[str, Any],
         *,
+        known: list[Any] | None = None,
         beside: int = 0,
         pending: Sequence[Signal] = (),
         whole: bool = False,
     ) -> tuple[bytes, Segment]:
         """The body of the checkpoint `seq` that goes from `old` to `new`, and the segment with it.
 
+        `known` is the change, where it need not be searched for.
+
         `beside` is what calls, waits and chunks have added to the log since the segment began: whoever takes
         the run up reads it too, so it is left behind when it is much more than the state.
         """
         size, entries = self.size, self.entries + 1
         if not whole:
-            body = dumps({**extra, "delta": delta.diff(old, new), "base": self.base})
+            body = dumps({**extra, "delta": delta.diff(old, new) if known is None else known, "base": self.base})
             total, most = self.written + len(body), max(self.written + len(body), beside)
-            if most > 2 * size + _SLACK or entries % _RECKON_EVERY == 0:
+            if most > 2 * size + _SLACK or (entries >= _RECKON_AT and entries & (entries - 1) == 0):
                 size = len(dumps(new))
             if most <= 2 * size + _SLACK:
                 plain = self.plain and not may_hold_marks(body)

@@ -67,6 +67,7 @@ class Journal:
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
         self._asked: set[str] = set()
+        self._failed: set[str] = set()
         self._chunks: dict[str, list[Chunk]] = {}
         self._reached: dict[str, int] = {}
         self._before: set[str] = set()
@@ -132,7 +133,12 @@ class Journal:
                 self._records[key] = Record(key, Kind.INTENT, record.seq, body)
             else:
                 del self._records[key]
+                self._failed.add(key)
         self.begin_again(path)
+
+    def failed_before(self, key: str) -> bool:
+        """Whether an attempt that has failed saw this fail."""
+        return key in self._failed
 
     def begin_again(self, path: str = "") -> None:
         """The body, or the function of the call with that path, runs from its top once more."""

@@ -1,8 +1,8 @@
 """An agent: a model that is called again and again, with the tools that it asks for, until it is done.
 
-Two steps in turn: `model` appends what the model said, `tools` what its tool calls gave. The transcript is the
-state, so a run that goes on continues it; each tool call is journaled by its id, so none that finished is repeated
-and none is left without its answer.
+One step is one turn: the tool calls of the last message are answered, then the model is asked. The transcript is
+the state, so a run that goes on continues it; each tool call is journaled by its id, so none that finished is
+repeated and none is left without its answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.context import Scope
+from holdfast.context import Frame, Scope, here
 from holdfast.core.failures import describe
 from holdfast.core.policy import CheckpointPolicy, check_policy
 from holdfast.core.retry import RetryPolicy
@@ -22,7 +22,8 @@ from holdfast.errors import AnswerError, CallInDoubtError, ModelAnswerError, Too
 from holdfast.flows.base import Position, Step
 from holdfast.flows.messages import Gathered, Nonsense, ToolCall, as_message, tool_calls
 from holdfast.flows.tools import Tool, as_tool
-from holdfast.inside import ask, call_async, emit
+from holdfast.flows.transcript import Transcript
+from holdfast.inside import NOTHING, asking, emit, receive
 from holdfast.work import as_work, check_name
 
 USER_TOPIC = "holdfast.user"
@@ -83,11 +84,18 @@ class Agent:
             raise UsageError(f"agent {name} has an empty list of phases; leave phases= out to have none")
         self._tools = [_by_name(name, phase.tools if phase.tools is not None else tools) for phase in self._phases]
         own = as_work(model)
-        self._model = Step(_asking(model), name="model", retry=retry or own.retry, timeout=timeout or own.timeout)
-        self._use_tools = Step(self._answer_calls, name="tools")
+        self._model, self._timeout = Step(_asking(model), name="model"), timeout or own.timeout
+        self._turn = Step(_asking(model), name="turn", retry=retry or own.retry)
 
     def __repr__(self) -> str:
         return f"<agent {self.name}>"
+
+    def send(self, run: Any, text: str) -> Any:
+        """Say something to a running or waiting conversation, given by its handle: the model hears it at its next turn.
+
+        Durable when this returns; awaited, unless the handle is that of a blocking runtime.
+        """
+        return run.send(USER_TOPIC, text)
 
     # What the engine asks
 
@@ -103,8 +111,8 @@ class Agent:
 
     @property
     def step_names(self) -> tuple[str, ...]:
-        """Its two steps."""
-        return ("model", "tools")
+        """Its one step, which is taken again and again."""
+        return ("turn",)
 
     @property
     def total_steps(self) -> int | None:
@@ -118,33 +126,37 @@ class Agent:
         state = {"messages": messages, "iteration": 0, "phase": first.name or None, "finished": [], "output": None}
         if first.prompt:
             messages.append({"role": "user", "content": first.prompt})
-        return Position(state, {"step": 0, "next": "model", "phase": 0})
+        return Position(state, {"step": 0, "next": "turn", "phase": 0})
 
     def next_step(self, cursor: dict[str, Any]) -> Step[..., Any] | None:
-        """The step that the cursor comes to, unless its phase is gone."""
-        if cursor.get("phase", 0) >= len(self._phases):
-            return None
-        return {"model": self._model, "tools": self._use_tools}.get(cursor["next"])
+        """A turn, unless its phase is gone."""
+        return self._turn if cursor["next"] == "turn" and cursor.get("phase", 0) < len(self._phases) else None
+
+    raw_state = True
+    """It only ever appends to the transcript, so it knows what changes and never looks through the rest."""
 
     async def advance(self, position: Position, scope: Scope) -> Position:
-        """What the model says next, or what the tools it asked for give."""
-        cursor, state = position.cursor, position.state
-        step = cursor["step"] + 1
-        if cursor["next"] == "tools":
-            answers = await scope.perform(self._use_tools, state, cursor["phase"])
-            state["messages"] += answers
-            return Position(state, {"step": step, "next": "model", "phase": cursor["phase"]})
-        message, calls = await self._ask_model(scope, state, cursor["phase"])
-        state["messages"].append(message)
-        state["iteration"] += 1
+        """One more turn."""
+        cursor, growing = position.cursor, Transcript(position.state, scope)
+        place, step = cursor["phase"], cursor["step"] + 1
+        await self._answer_calls(growing, place)
+        await self._hear_user(scope, growing)
+        message, calls = await self._ask_model(scope, growing, place)
+        growing.say(message)
+        growing.put("iteration", growing.state["iteration"] + 1)
         if calls:
-            return Position(state, {"step": step, "next": "tools", "phase": cursor["phase"]})
-        return self._end_phase(state, step, cursor["phase"], message)
+            return growing.position({"step": step, "next": "turn", "phase": place})
+        return self._end_phase(growing, step, place, message)
 
-    async def _ask_model(
-        self, scope: Scope, state: dict[str, Any], place: int
-    ) -> tuple[dict[str, Any], list[ToolCall]]:
-        phase, iteration = self._phases[place], state["iteration"]
+    async def _hear_user(self, scope: Scope, growing: Transcript) -> None:
+        """What was said with `send` since the last time."""
+        frame = here()
+        assert frame is not None
+        while scope.has_message(frame, USER_TOPIC):
+            growing.say({"role": "user", "content": await receive(USER_TOPIC)})
+
+    async def _ask_model(self, scope: Scope, growing: Transcript, place: int) -> tuple[dict[str, Any], list[ToolCall]]:
+        phase, iteration = self._phases[place], growing.state["iteration"]
         limit = phase.max_iterations or self._max_iterations
         if iteration >= limit:
             where = f"iteration {iteration + 1}" + (f" of phase {phase.name!r}" if phase.name else "")
@@ -152,64 +164,71 @@ class Agent:
         instructions = "\n\n".join(text for text in (self._instructions, phase.instructions) if text)
         system = [{"role": "system", "content": instructions}] if instructions else []
         shown = [tool.shown for tool in self._tools[place].values()]
-        answer = await scope.perform(self._model, [*system, *state["messages"]], shown)
+        async with asyncio.timeout(self._timeout):
+            answer = await scope.perform(self._model, [*system, *growing.messages], shown)
         try:
             message = as_message(answer)
             return message, tool_calls(message)
         except Nonsense as nonsense:
             raise ModelAnswerError(self.name, iteration + 1, str(nonsense)) from None
 
-    def _end_phase(self, state: dict[str, Any], step: int, place: int, message: dict[str, Any]) -> Position:
+    def _end_phase(self, growing: Transcript, step: int, place: int, message: dict[str, Any]) -> Position:
         phase = self._phases[place]
-        state["output"] = message["content"]
+        growing.put("output", message["content"])
         if phase.name:
-            state["finished"].append(phase.name)
+            growing.put("finished", [*growing.state["finished"], phase.name])
         if place + 1 == len(self._phases):
-            return Position(state, {"step": step, "next": None, "phase": place})
+            return growing.position({"step": step, "next": None, "phase": place})
         following = self._phases[place + 1]
-        state["phase"], state["iteration"] = following.name or None, 0
+        growing.put("phase", following.name or None)
+        growing.put("iteration", 0)
         if following.prompt:
-            state["messages"].append({"role": "user", "content": following.prompt})
-        return Position(state, {"step": step, "next": "model", "phase": place + 1})
+            growing.say({"role": "user", "content": following.prompt})
+        return growing.position({"step": step, "next": "turn", "phase": place + 1})
 
     # Tools
 
-    async def _answer_calls(self, state: dict[str, Any], place: int) -> list[dict[str, Any]]:
-        """A message for each tool call of the last message, in order; they are made at once."""
-        calls, tools = tool_calls(state["messages"][-1]), self._tools[place]
-        texts = await asyncio.gather(*(self._answer(tools, one) for one in calls))
-        return [
-            {"role": "tool", "tool_call_id": one.id, "name": one.name, "content": text}
-            for one, text in zip(calls, texts, strict=True)
-        ]
+    async def _answer_calls(self, growing: Transcript, place: int) -> None:
+        """Answer each tool call of the last message, in order; they are made at once."""
+        calls = tool_calls(growing.messages[-1]) if growing.messages else []
+        frame = here()
+        assert frame is not None
+        answers = await asyncio.gather(*(self._answer(frame, self._tools[place], one) for one in calls))
+        for one, (text, seq) in zip(calls, answers, strict=True):
+            growing.answer(one, text, seq)
 
-    async def _answer(self, tools: dict[str, Tool], wanted: ToolCall) -> str:
+    async def _answer(self, frame: Frame, tools: dict[str, Tool], wanted: ToolCall) -> tuple[str, int | None]:
+        """What a tool call gave, and the entry that holds it."""
         tool = tools.get(wanted.name)
         if tool is None:
-            return f"error: there is no tool {wanted.name!r} (there are: {', '.join(tools) or 'none'})"
+            return f"error: there is no tool {wanted.name!r} (there are: {', '.join(tools) or 'none'})", None
         try:
             arguments = tool.arguments(wanted.arguments)
         except AnswerError as error:
-            return f"error: these arguments do not fit the tool: {error.path}: {error.problem}"
+            return f"error: these arguments do not fit the tool: {error.path}: {error.problem}", None
         if tool.approval:
-            refusal = await self._approve(tool, wanted, arguments)
+            refusal = await self._approve(frame, tool, wanted, arguments)
             if refusal is not None:
-                return refusal
+                return refusal, None
         try:
-            return str(await call_async(tool.work(wanted.id), (arguments,), {}))
+            work = tool.work(wanted.id)
+            # In the frame of the turn, whichever task makes the call: its id tells it from the others.
+            place = frame.take(work.called, frame.scope.digest((arguments,)), wanted.id)
+            text = str(await frame.scope.call(place, work, (arguments,), {}))
+            return text, frame.scope.entry_of(place)
         except CallInDoubtError:
             raise
         except Exception as error:
             if tool.on_error == "raise":
                 raise
-            return f"error: {describe(error)}"
+            return f"error: {describe(error)}", None
 
-    async def _approve(self, tool: Tool, wanted: ToolCall, arguments: dict[str, Any]) -> str | None:
+    async def _approve(self, frame: Frame, tool: Tool, wanted: ToolCall, arguments: dict[str, Any]) -> str | None:
         """None when a person allows the call with exactly these arguments; else what the model is told."""
         data = {"tool": tool.name, "arguments": arguments, "id": wanted.id}
         shown = msgspec.json.encode(arguments).decode()
         question = f"May {self.name} call {tool.name}({shown[:500]})?"
-        answer = await ask(question, data=data, schema=_APPROVAL, key=f"approve-{wanted.id}")
+        answer = await asking(frame, question, data, _APPROVAL, None, NOTHING, wanted.id)
         allowed = answer if isinstance(answer, bool) else answer["approved"]
         reason = "" if isinstance(answer, bool) else answer.get("reason", "")
         return None if allowed else "refused: a person did not allow this call" + (f": {reason}" if reason else "")

@@ -35,11 +35,15 @@ class Position(msgspec.Struct, gc=False):
     """A run's state and what comes next; `cursor["next"]` None means that it has finished.
 
     `cursor` is a JSON object with at least `step` (how many steps are finished) and `next` (a name).
+
+    A flow that says `raw_state = True` gets the state as the tree that is stored, which nobody may change, and
+    gives the new one with the `change` to it (see `core.delta`): what is known need not be searched for.
     """
 
     state: Any
     cursor: dict[str, Any]
     result: Any = NO_RESULT
+    change: list[Any] | None = None
 
 
 class Flow(Protocol[R_co]):
