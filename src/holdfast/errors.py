@@ -247,12 +247,15 @@ class ResultExpiredError(RunError):
         )
 
 
+_TOWARDS = {"send": "send to"}
+
+
 class VerbRefusedError(RunError):
     """The run's status does not allow this verb; nothing changed."""
 
     def __init__(self, run_id: str, verb: str, status: str, hint: str) -> None:
         self.verb, self.status = verb, status
-        super().__init__(run_id, f"cannot {verb} run {run_id}: it is {status}. {hint}".rstrip())
+        super().__init__(run_id, f"cannot {_TOWARDS.get(verb, verb)} run {run_id}: it is {status}. {hint}".rstrip())
 
 
 class StoreError(HoldfastError):

@@ -17,6 +17,7 @@ from holdfast.cli.explaining import error_object, message_of, trace_of
 from holdfast.cli.loading import Program, load_program, only_flow
 from holdfast.cli.options import app_option, json_option, meta_option, read_json, read_meta, store_option, typed, where
 from holdfast.cli.output import as_json, out, pretty_json, say, say_trace, shown
+from holdfast.cli.places import place
 from holdfast.cli.progress import Watch, watch
 from holdfast.cli.waiting import Wait, waits_of
 from holdfast.cli.waiting import told as waiting_told
@@ -25,7 +26,6 @@ from holdfast.engine.verbs import MISSING
 from holdfast.errors import (
     FlowNotRegisteredError,
     HoldfastError,
-    NotACheckpointError,
     RunFailedError,
     RunInterruptedError,
     RunNotFoundError,
@@ -33,7 +33,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.flows.base import Flow
-from holdfast.model import Checkpoint, Run, RunStatus
+from holdfast.model import Run, RunStatus
 from holdfast.runtime import Runtime
 
 _SIGNALLED = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
@@ -219,21 +219,13 @@ def _again(ref: str, app: str | None, store: str | None, json: bool, verb: Calla
             raise RunNotFoundError(name)
         flow = _flow_of(known, flows)
         drive.watch.expect(name, known.step, known.total_steps)
-        point = await _point(runtime, ref) if seq is not None else None
+        point = await place(runtime, ref) if seq is not None else None
         if point is not None:
             drive.watch.expect(name, point.step, known.total_steps)
         await verb(runtime)
         await runtime.run(flow, id=name, until="settled")
 
     return drive.go(work)
-
-
-async def _point(runtime: Runtime, ref: str) -> Checkpoint | None:
-    """The checkpoint, if it is one; in a flow of journaled calls the entry of a call can be gone back to as well."""
-    try:
-        return await runtime.load(ref, raw=True)
-    except NotACheckpointError:
-        return None
 
 
 def _load(app: str, json: bool) -> Program:
@@ -270,10 +262,7 @@ def fork(ref: str, id_: str | None, state: str | None, app: str | None, store: s
 
     async def work(runtime: Runtime) -> None:
         source = await runtime.get(parse_ref(ref)[0])
-        # Behind a call the state is that of the checkpoint before it.
-        point = await _point(runtime, ref)
-        if point is None and source is not None:
-            point = await runtime.load(source.id, raw=True)
+        point = await place(runtime, ref)
         if point is not None and source is not None:
             drive.watch.expect(id_, point.step, source.total_steps)
             if app is not None:

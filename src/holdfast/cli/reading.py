@@ -18,6 +18,7 @@ from holdfast.cli.explaining import Typed, place_of
 from holdfast.cli.happenings import Rows
 from holdfast.cli.options import json_option, meta_option, read_meta, read_text, store_option, typed, where
 from holdfast.cli.output import as_json, out, pretty_json, print_fields, print_table, say, say_trace, shown, time_of
+from holdfast.cli.places import place
 from holdfast.cli.waiting import OpenWaits, Wait, with_children
 from holdfast.core.ids import check_id, parse_ref
 from holdfast.engine.doctor import examine
@@ -155,7 +156,7 @@ async def _look(store: str | None, name: str, seq: int | None, last: int, rows: 
         if run.status == RunStatus.WAITING and not found.damage:
             found.waits = await with_children(runtime, opened.waits(typed), typed)
         try:
-            found.checkpoint = await runtime.load(name if seq is None else f"{name}@{seq}", raw=True)
+            found.checkpoint = await place(runtime, name if seq is None else f"{name}@{seq}")
             if run.status == RunStatus.COMPLETED:
                 found.result = await runtime.result(name, raw=True)
         except ResultExpiredError:
