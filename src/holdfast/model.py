@@ -263,6 +263,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     parent: str | None
     """The checkpoint that this one continues, forks or rewinds to."""
+    after: str | None = None
+    """The step, node or member after which it was made; None at the beginning of a branch."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

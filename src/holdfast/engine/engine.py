@@ -80,7 +80,7 @@ class Engine:
         self.observed = on_event is not None
         self.closing = False
         self._observers = Observers(on_event)
-        self.emit = self._observers.emit
+        self.emit, self.tell = self._observers.emit, self._observers.tell
         self._policy, self._retry = policy or CheckpointPolicy(), retry or RetryPolicy()
         self._crash_limit = crash_limit
         self._concurrency, self._coming = concurrency, 0

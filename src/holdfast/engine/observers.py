@@ -22,10 +22,13 @@ class Observers:
 
     def emit(self, event: Event) -> None:
         """Show an event to whoever watches."""
-        if self._on_event is None:
-            return
+        if self._on_event is not None:
+            self.tell(self._on_event, event)
+
+    def tell(self, watcher: Callable[[Event], Any], event: Event) -> None:
+        """Show an event to this one, who may be a function that is awaited."""
         try:
-            result = self._on_event(event)
+            result = watcher(event)
             if inspect.isawaitable(result):
                 task = asyncio.ensure_future(result)
                 self._under_way.add(task)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.checksum import verify
-from holdfast.core.events import events_of, when
+from holdfast.core.events import events_of, last_step, when
 from holdfast.core.history import Fold, Point, Signal, last_kept, last_point, read_body, with_signal
 from holdfast.core.journal import Journal
 from holdfast.core.transitions import ENDED, shown_status
@@ -267,6 +267,7 @@ class Reader:
             metadata=msgspec.json.decode(head.metadata),
             created_at=when(point.entry.at),
             parent=origin or (f"{head.id}@{before}" if before is not None else None),
+            after=last_step(point.extra),
         )
 
     async def checkpoints(self, run: str, *, raw: bool = False) -> AsyncIterator[Checkpoint]:

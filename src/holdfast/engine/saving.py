@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.core.codec import Tree
@@ -32,6 +33,8 @@ class Saving:
     ) -> None:
         self._around, self._writer, self._control = around, writer, control
         self._policy, self._retention = policy, retention
+        self.watcher: Callable[[Event], Any] | None = None
+        """What of the flow itself wants to know of every event that is durable."""
         self.host: RunHost | None = None
         """Whose notes are settled, and whose journal is carried on."""
         self.tree: Tree = writer.tree
@@ -141,6 +144,10 @@ class Saving:
         self._show_entries(self._writer.written, shown_already)
 
     def _show_entries(self, entries: list[Entry], shown_already: int = 0) -> None:
+        if self.watcher is not None:
+            for entry in entries:
+                for event in events_of(self._writer.run, entry):
+                    self._around.tell(self.watcher, event)
         if not self._around.observed:
             return
         for entry in entries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from holdfast.clock import Clock
@@ -54,4 +55,8 @@ class Surroundings(Protocol):
 
     def emit(self, event: Event) -> None:
         """Show an event to whoever watches."""
+        ...
+
+    def tell(self, watcher: Callable[[Event], Any], event: Event) -> None:
+        """Show an event to this one."""
         ...

@@ -226,11 +226,14 @@ class Team:
         except Exception:
             log.exception("holdfast: %s of team %s raised", hook, self.name)
 
-    def observe(self, event: Event) -> Any:
-        """Tell `on_step` of every checkpoint."""
-        if event.type == "checkpointed" and self._hooks["on_step"] is not None:
-            return self._tell("on_step", "checkpoint", None, f"{event.run}@{event.seq}")
-        return None
+    @property
+    def observe(self) -> Callable[[Event], Any] | None:
+        """What tells `on_step` of every checkpoint, if there is one to be told."""
+        return None if self._hooks["on_step"] is None else self._observe
+
+    async def _observe(self, event: Event) -> None:
+        if event.type == "checkpointed":
+            await self._tell("on_step", "checkpoint", None, f"{event.run}@{event.seq}")
 
 
 def _child_of(flow: Any) -> Step[..., Any]:
