@@ -231,9 +231,11 @@ class Team:
         """What tells `on_step` of every checkpoint, if there is one to be told."""
         return None if self._hooks["on_step"] is None else self._observe
 
-    async def _observe(self, event: Event) -> None:
-        if event.type == "checkpointed":
-            await self._tell("on_step", "checkpoint", None, f"{event.run}@{event.seq}")
+    def _observe(self, event: Event) -> Any:
+        told = self._hooks["on_step"]
+        if event.type == "checkpointed" and told is not None:
+            return told("checkpoint", None, f"{event.run}@{event.seq}")
+        return None
 
 
 def _child_of(flow: Any) -> Step[..., Any]:
