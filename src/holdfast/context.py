@@ -247,6 +247,7 @@ class _Branch:
         if self._above.branches <= _MANY:
             self.beside = _beside(task)
         self._above.branches -= 1
+        self.frame.holder = None  # a task that has ended is not to be kept for as long as its name is
 
     def follows(self, other: _Branch) -> bool:
         """Whether this was started after the other had ended."""
