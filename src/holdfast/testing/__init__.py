@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.testing.clock import ManualClock
+from holdfast.testing.models import ScriptedModel, wants
 
 if TYPE_CHECKING:
     from holdfast.testing.contract import StoreContract
 
-__all__ = ["ManualClock", "StoreContract"]
+__all__ = ["ManualClock", "ScriptedModel", "StoreContract", "wants"]
 
 
 def __getattr__(name: str) -> Any:
