@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.answers import fit_answer
@@ -20,6 +21,7 @@ from holdfast.engine.refusals import refused
 from holdfast.errors import (
     AnsweredError,
     NoQuestionError,
+    NotLoadableError,
     ResultExpiredError,
     RunNotFoundError,
     StoreDamagedError,
@@ -102,11 +104,18 @@ class Mailing:
             run=head.id,
             flow=head.flow,
             question=body["question"],
-            data=body["data"] if raw else self._codec(head).decode(body["data"], path="data"),
+            data=body["data"] if raw else self._data(head, body["data"]),
             schema=body["schema"],
             asked_at=when(body["at"]),
             expires_at=None if body["until"] is None else when(body["until"]),
         )
+
+    def _data(self, head: Head, tree: Any) -> Any:
+        """What goes along with a question; where its types are not known, the plain data that is stored."""
+        try:
+            return self._codec(head).decode(tree, path="data")
+        except NotLoadableError:
+            return msgspec.to_builtins(tree)
 
     async def _open_asks(self, head: Head) -> list[Record]:
         if head.status in ENDED:
