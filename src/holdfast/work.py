@@ -6,7 +6,9 @@ import functools
 import inspect
 from collections.abc import Callable
 from concurrent.futures import Executor
+from types import FunctionType
 from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
 
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import UsageError
@@ -66,31 +68,34 @@ class Work:
         """Its name, or that of what it is made of where it has none."""
         return self.name or getattr(getattr(self.fn, "func", None), "__name__", None) or type(self.fn).__name__
 
-    @property
+    @functools.cached_property
     def returns(self) -> Any:
         """The declared type of what it returns; None when there is none."""
         return declared_return(inspect.unwrap(self.fn))
 
 
-@functools.lru_cache(maxsize=1024)
-def _return_of(fn: Callable[..., Any]) -> Any:
-    try:
-        return inspect.get_annotations(fn, eval_str=True).get("return")
-    except (NameError, TypeError, SyntaxError):
-        return None
+_returns: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-def declared_return(fn: Callable[..., Any]) -> Any:
+def declared_return(fn: Any) -> Any:
     """The return annotation of a function; None when it has none or it cannot be made out."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if isinstance(fn, type):
+        return fn
     fn = getattr(fn, "__func__", fn)
+    if not inspect.isroutine(fn):
+        fn = type(fn).__call__
     try:
-        return _return_of(fn)
-    except TypeError:  # not hashable
+        if fn not in _returns:
+            _returns[fn] = inspect.get_annotations(fn, eval_str=True).get("return")
+        return _returns[fn]
+    except Exception:  # an annotation is a text that may say anything
         return None
 
 
 @functools.lru_cache(maxsize=1024)
-def _work_of(fn: Callable[..., Any]) -> Work:
+def _work_of(fn: FunctionType) -> Work:
     return Work(fn)
 
 
@@ -98,7 +103,17 @@ def as_work(fn: Any) -> Work:
     """The function with its options: a step's own, or none."""
     if isinstance(fn, Work):
         return fn
-    try:
+    # What is made anew for each call would be kept with all that it holds, and found by nobody.
+    if isinstance(fn, FunctionType) and "<locals>" not in fn.__qualname__:
         return _work_of(fn)
-    except TypeError:  # not hashable
-        return Work(fn)
+    return Work(fn)
+
+
+def wear(thing: Any, fn: Any) -> None:
+    """Give the thing the name, the documentation and the attributes of a function, as far as it has none of its own."""
+    own = vars(thing).copy()
+    functools.update_wrapper(thing, fn)
+    for name in getattr(fn, "__dict__", ()):
+        if hasattr(type(thing), name):
+            del vars(thing)[name]
+    vars(thing).update(own)

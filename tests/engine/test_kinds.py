@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
 import holdfast
 from engine.lives import Lives, MakeRuntime, MakeStore
-from holdfast import Pipeline, blocking, call, current_run, flow, step
+from holdfast import Pipeline, blocking, call, current_run, emit, flow, step
 from holdfast.errors import IdenticalBranchError, RunFailedError, UsageError, WrongKindError
 from holdfast.testing import ManualClock
 
@@ -503,3 +506,60 @@ def test_outside_of_a_run_everything_is_an_ordinary_function() -> None:
     assert plain.options(key="k")(4) == 5
     with pytest.raises(UsageError, match="current_run"):
         current_run()
+
+
+def test_attributes_that_a_function_bears_do_not_take_the_place_of_a_steps_own() -> None:
+    def marked(n: int) -> int:
+        """What it does."""
+        return n + 1
+
+    vars(marked).update(name="wrong", options="wrong", returns="wrong", policy="wrong", advance="wrong", tag="kept")
+    one, whole = step(marked), flow(marked)
+    assert one.options(key="k")(1) == 2
+    assert (one.name, one.returns, one.__doc__) == ("marked", int, "What it does.")
+    assert (whole.name, whole.policy, whole(1), whole.result_type) == ("marked", None, 2, int)
+    assert callable(whole.advance)
+    assert vars(one)["tag"] == vars(whole)["tag"] == "kept"
+
+
+async def test_what_a_call_was_given_is_not_kept_alive(lives: Lives) -> None:
+    class Document:
+        def read(self) -> int:
+            return 1
+
+    held: list[Any] = []
+
+    @flow
+    async def body() -> int:
+        document = Document()
+        held.append(weakref.ref(document))
+        return await call(document.read) + await call(lambda: document.read() * 1) + await call(partial(max, 1), 0)
+
+    assert await lives.finish(body) == 3
+    gc.collect()
+    assert held[0]() is None
+
+
+async def test_whoever_watches_events_is_outside_of_the_run(make_runtime: MakeRuntime) -> None:
+    seen: list[Any] = []
+
+    @step
+    def note(kind: str) -> str:
+        return f"{kind}!"
+
+    def watch(event: Any) -> None:
+        seen.append(note(event.type))
+        emit("echo", event.type)
+        with pytest.raises(UsageError, match="current_run"):
+            current_run()
+
+    @flow
+    async def body() -> None:
+        await call(max, 1, 2)
+        emit("chunk", 1)
+        await call(max, 3, 4)
+
+    async with make_runtime(on_event=watch) as rt:
+        await rt.run(body, id="r1")
+        assert [event.data["name"] async for event in rt.events("r1") if event.type == "emitted"] == ["chunk"]
+    assert seen.count("call!") == 2

@@ -57,14 +57,15 @@ class Calling:
     ) -> None:
         self._scope, self._host, self._place, self._work = scope, scope.host, place, work
         self._args, self._kwargs, self._lane = args, kwargs, lane
+        self._frame = place.frame
         self._retry = (work.retry if retries else None) or _ONCE
         self._timeout = work.timeout if retries else None  # the runner watches over a step's own
         self.pack: Callable[[Any], Any] = _same
         """What is stored of a value."""
         self.unpack: Callable[[Any], Any] = _same
         """The value of what was stored."""
-        self.declared: tuple[Any, ...] = (work.returns,)
-        """What a result that a person gives may be meant as."""
+        self.otherwise: Any = None
+        """What a result that a person gives is meant as, if not as what the function says it returns."""
 
     async def result(self) -> Any:
         """What the function returns or raises, now or when it was called before."""
@@ -117,7 +118,7 @@ class Calling:
         answer = await self._scope.waiting().wait(place, body, None, None)
         if not answer["done"]:
             return False, None
-        packed = self.pack(_as_declared(self.declared, answer.get("result")))
+        packed = self.pack(_as_declared((self._work.returns, self.otherwise), answer.get("result")))
         await self._write({"result": self._host.codec.encode(packed, path=self._path)})
         return True, self.unpack(packed)
 
@@ -219,8 +220,8 @@ class Calling:
     async def _write(self, outcome: dict[str, Any], kind: Kind = Kind.CALL) -> None:
         place, host = self._place, self._host
         body = {"key": place.key, "name": place.name, "args": place.args, "of": host.writer.checkpoint_seq, **outcome}
-        if self._scope.starting:
-            await self._scope.started()  # a call that is found again does not spawn its children again
+        if self._scope.starting or self._scope.unspawned:
+            await self._scope.started(self._frame)  # a call that is found again does not spawn its children again
         seq = await host.notes.write(kind, body)
         host.journal.add(kind, seq, body)
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.context import enter, leave
 from holdfast.model import Event
 
 log = logging.getLogger("holdfast")
@@ -27,6 +28,7 @@ class Observers:
 
     def tell(self, watcher: Callable[[Event], Any], event: Event) -> None:
         """Show an event to this one, who may be a function that is awaited."""
+        token = enter(None)  # what the watcher does is not done by the code that the event is of
         try:
             result = watcher(event)
             if inspect.isawaitable(result):
@@ -35,6 +37,8 @@ class Observers:
                 task.add_done_callback(self._observed)
         except (Exception, asyncio.CancelledError):
             log.exception("holdfast: on_event raised for %s of run %s", event.type, event.run)
+        finally:
+            leave(token)
 
     def _observed(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)

@@ -23,7 +23,7 @@ from holdfast.engine.surroundings import Children
 from holdfast.engine.threads import Lane
 from holdfast.engine.waits import Waits
 from holdfast.engine.writer import RunWriter
-from holdfast.errors import HoldfastError, StateError
+from holdfast.errors import HoldfastError, RunInterruptedError, StateError
 from holdfast.flows.moves import pack_outcome, unpack_outcome
 from holdfast.inside import in_thread
 from holdfast.model import Kind
@@ -131,6 +131,7 @@ class StepScope:
         "root",
         "starting",
         "tasks",
+        "unspawned",
         "waits",
     )
 
@@ -143,6 +144,8 @@ class StepScope:
         self.tasks: set[asyncio.Task[Any]] | None = None
         self.starting: set[asyncio.Future[None]] | None = None
         """The children on their way that the code has not awaited yet."""
+        self.unspawned = False
+        """Whether a child could not be started because this process begins nothing any more: the run has to leave."""
         self.waits: Waits | None = None
 
     # What flows ask for
@@ -151,10 +154,10 @@ class StepScope:
         """The result of the step's function."""
         self.check_open()
         result = await self._perform(step, args)
-        if self.starting:
+        if self.starting or self.unspawned:
             # They exist before the step is done, though nobody waits for them.
-            await self.started()
-            for starting in self.starting:
+            await self.started(self.root)
+            for starting in self.starting or ():
                 starting.result()
         return result
 
@@ -166,7 +169,7 @@ class StepScope:
         making = Calling(self, place, step, args, {}, retries=False)
         making.pack = lambda value: pack_outcome(value, args[-1] if args else None)
         making.unpack = unpack_outcome
-        making.declared = (step.returns, type(args[-1]) if args else None)
+        making.otherwise = type(args[-1]) if args else None
         return await making.result()
 
     @property
@@ -210,7 +213,7 @@ class StepScope:
         self, place: Place, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any], lane: Any = None
     ) -> Any:
         """The result of the function: found in the journal, or made and journaled."""
-        self.joined(place.frame)
+        await self.joined(place.frame)
         return await Calling(self, place, work, args, kwargs, lane=lane).result()
 
     def lane(self) -> Lane:
@@ -219,7 +222,7 @@ class StepScope:
 
     async def wait(self, place: Place, body: dict[str, Any], declared: Any, default: Any) -> Any:
         """What the run waits for: an answer, a message, a moment, a child's result."""
-        self.joined(place.frame)
+        await self.joined(place.frame)
         return await self.waiting().wait(place, body, declared, default)
 
     def waiting(self) -> Waits:
@@ -229,8 +232,8 @@ class StepScope:
         return self.waits
 
     async def hold(self, place: Place) -> None:
-        """Begin nothing more when the run is to leave and its whole body is journaled."""
-        if self.host.holds_calls:
+        """Begin nothing more when the run is to leave and its whole body is journaled, or has no other way."""
+        if self.unspawned or self.host.holds_calls:
             await self.waiting().hold(place)
 
     def emit(self, frame: Frame, name: str, data: Any) -> Callable[[], Coroutine[Any, Any, None]]:
@@ -296,7 +299,7 @@ class StepScope:
 
     async def spawn(self, place: Place, flow: Any, input: Any, id: str) -> None:
         """Return when the child run exists."""
-        self.joined(place.frame)
+        await self.joined(place.frame)
         self.host.children.know(flow)
         if self.host.journal.find(place.key) is not None:
             return  # it was waited for before, so it exists
@@ -304,6 +307,8 @@ class StepScope:
         try:
             again = self.host.journal.failed_before(place.key)
             await self.uncut(self.host.children.ensure(flow, input, id, self.host.writer.run, again=again))
+        except RunInterruptedError:
+            self.unspawned = True
         finally:
             self.busy -= 1
             self.look_around()
@@ -313,15 +318,19 @@ class StepScope:
         self.check_open()
         await self.uncut(self.host.children.stop(id, reason))
 
-    async def started(self) -> None:
+    async def started(self, frame: Frame) -> None:
         """Return when the children exist that are on their way: what is committed next may rely on them."""
         if self.starting:
             await asyncio.wait(self.starting)
+        if self.unspawned:
+            await self.waiting().hold(Place(frame, "", "spawn", None))
 
     # What is under way
 
-    def joined(self, frame: Frame) -> None:
+    async def joined(self, frame: Frame) -> None:
         """The calling task takes part in the attempt: it is cancelled when the attempt is let go."""
+        if self.closed or frame.over:
+            await asyncio.sleep(0)  # code that swallows this and tries again must leave the others their turn
         self.check_open()
         if frame.over:
             raise asyncio.CancelledError("the call that this is part of is over: it failed, timed out, or was given up")

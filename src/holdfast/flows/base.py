@@ -20,7 +20,7 @@ from holdfast.flows.moves import End as End
 from holdfast.flows.moves import pack_outcome as pack_outcome
 from holdfast.flows.moves import unpack_outcome as unpack_outcome
 from holdfast.inside import call_async, call_blocking, on_loop
-from holdfast.work import OnDoubt, Work
+from holdfast.work import OnDoubt, Work, wear
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,9 +104,7 @@ class Step(Work, Generic[P, R]):
         key: str | None = None,
     ) -> None:
         super().__init__(fn, name=name, retry=retry, timeout=timeout, on_doubt=on_doubt, executor=executor, key=key)
-        own = vars(self).copy()
-        functools.update_wrapper(self, fn)
-        vars(self).update(own)
+        wear(self, fn)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         frame = here()

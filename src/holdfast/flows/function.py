@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -13,7 +12,7 @@ from holdfast.core.retry import RetryPolicy
 from holdfast.errors import UsageError
 from holdfast.flows.base import KEEP, Position, Step
 from holdfast.flows.input import fit_input
-from holdfast.work import check_name, declared_return
+from holdfast.work import check_name, declared_return, wear
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -53,7 +52,7 @@ class FunctionFlow(Generic[P, C, R]):
         self.name = check_name("a flow", name or self._step.name)
         self.policy = check_policy(policy)
         self._declared, self._takes_input = _input_of(fn, self.name)
-        functools.update_wrapper(self, fn)
+        wear(self, fn)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
         result: C = self._step.fn(*args, **kwargs)
