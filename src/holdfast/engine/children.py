@@ -17,6 +17,7 @@ from holdfast.errors import (
     HoldfastError,
     InputChangedError,
     RunExistsError,
+    RunInterruptedError,
     RunNotFoundError,
     StoreError,
     VerbRefusedError,
@@ -52,7 +53,8 @@ class Family:
 
         `again` says that its failure has failed an attempt of the parent: it is tried again with the parent.
 
-        Raises RunExistsError when the id belongs to a run of somebody else.
+        Raises RunExistsError when the id belongs to a run of somebody else, and RunInterruptedError when nothing is
+        started here any more.
         """
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         starting = self._starting.setdefault(parent, set())
@@ -67,6 +69,8 @@ class Family:
 
     async def _ensure(self, flow: Any, input: Any, id: str, parent: str, *, again: bool) -> None:
         self.know(flow)
+        if self._engine.closing:
+            raise RunInterruptedError(parent)
         try:
             await self._verbs.start(flow, input, id, None, parent)
         except RunExistsError:

@@ -27,6 +27,8 @@ class Inbox:
         """The messages that nobody has received yet, in order."""
         self.answers: dict[str, tuple[Mail, Any]] = {}
         """By question: the mail that answers it, or that says that its time has run out."""
+        self.ended: set[str] = set()
+        """The children that have ended since whoever waits was last told."""
         self._seen: dict[int, str | None] = {}
         self.changed: Callable[[], None] = lambda: None
 
@@ -42,6 +44,7 @@ class Inbox:
                 self._seen[item.id] = body["ask"]
                 self.answers.setdefault(body["ask"], (item, body))
             else:
+                self.ended.add(body["run"])
                 self._notes.put(None, take=(item.id,))
         if new:
             self.changed()

@@ -173,8 +173,9 @@ class Waits:
                     parked.signal = signal
                     outcome = {"topic": signal.topic, "signal": signal.seq, "result": signal.data}
                     self._end(parked, self._write(parked, outcome, Kind.RECEIVED))
-            elif kind == "child":
+            elif kind == "child" and parked.body["run"] in inbox.ended:
                 self._begin(self._look_at_child(parked))
+        inbox.ended.clear()  # whoever begins to wait for one later looks by itself
 
     async def _answered(self, parked: _Parked, mail: int, body: dict[str, Any]) -> None:
         about = {"ask": body["ask"]}
@@ -362,8 +363,8 @@ class Waits:
 
 def describe(*bodies: dict[str, Any]) -> str:
     """What is waited for, for people. Children come first: whoever looks for parents tells them by it."""
-    shown = [_described(body) for body in sorted(bodies, key=lambda body: body["wait"] != "child")]
-    return "; ".join(shown[:3]) + (f"; and {len(shown) - 3} more" if len(shown) > 3 else "")
+    first = sorted(bodies, key=lambda body: body["wait"] != "child")[:3]
+    return "; ".join(map(_described, first)) + (f"; and {len(bodies) - 3} more" if len(bodies) > 3 else "")
 
 
 def _described(body: dict[str, Any]) -> str:

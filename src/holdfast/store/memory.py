@@ -21,7 +21,8 @@ _FORGOTTEN_AFTER = 3600.0  # seconds that a dead owner stays in the list of owne
 class MemoryStore(Store):
     """The whole contract, held by this object alone. Safe to use from any thread and event loop.
 
-    With keep=False a run is forgotten as soon as a commit gives it an end status.
+    With keep=False a run is forgotten as soon as a commit gives it an end status, and one that has a parent
+    with its parent, which may still ask for its result.
     """
 
     capabilities = frozenset({"inline"})
@@ -61,8 +62,18 @@ class MemoryStore(Store):
         else:
             record.apply(commit)
         if not self._keep and record.head.status in _ENDED:
-            del self._runs[commit.run]
+            self._forget(record.head)
         return Reply(None, tuple(record.inbox))
+
+    def _forget(self, head: Head) -> None:
+        above = self._runs.get(head.parent) if head.parent is not None else None
+        if above is not None and above.head.status not in _ENDED:
+            return
+        del self._runs[head.id]
+        below = [record.head for record in self._runs.values() if record.head.parent == head.id]
+        for child in below:
+            if child.status in _ENDED:
+                self._forget(child)
 
     async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
         with self._lock:
