@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from holdfast.context import Scope
 from holdfast.core.policy import CheckpointPolicy, check_policy
@@ -129,6 +129,15 @@ def _input_of(fn: Callable[..., Any], name: str) -> tuple[Any, bool]:
     return (hints.get(taken[0].name) if taken else None), bool(taken)
 
 
+class _Mark(Protocol):
+    """What `@flow(...)` is, for type checkers."""
+
+    @overload
+    def __call__(self, fn: Callable[P, Awaitable[R]], /) -> FunctionFlow[P, Awaitable[R], R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> FunctionFlow[P, R, R]: ...
+
+
 @overload
 def flow(fn: Callable[P, Awaitable[R]], /) -> FunctionFlow[P, Awaitable[R], R]: ...
 @overload
@@ -140,7 +149,7 @@ def flow(
     retry: RetryPolicy | None = None,
     timeout: float | None = None,
     policy: CheckpointPolicy | None = None,
-) -> Callable[[Callable[P, Any]], FunctionFlow[P, Any, Any]]: ...
+) -> _Mark: ...
 
 
 def flow(
