@@ -408,10 +408,10 @@ def holder_here() -> object:
         return threading.get_ident()
 
 
-def enter(frame: Frame | None) -> contextvars.Token[Frame | None]:
-    """Make this the frame of the calling task or thread, which holds it from now on."""
+def enter(frame: Frame | None, holder: object = None) -> contextvars.Token[Frame | None]:
+    """Make this the frame of the calling task or thread (`holder`, if that is known), which holds it from now on."""
     if frame is not None:
-        frame.holder = holder_here()
+        frame.holder = holder or holder_here()
     return _current.set(frame)
 
 

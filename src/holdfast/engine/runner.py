@@ -206,7 +206,7 @@ class Runner:
         self._scope = scope = StepScope(self.host, number, self._loop)
         if step.timeout is not None:
             scope.root.deadline = self.around.clock.now() + step.timeout
-        before = enter(scope.root)
+        before = enter(scope.root, self._task)
         self.host.step_begins()
         try:
             work = self._flow.advance(position, scope)
