@@ -283,6 +283,9 @@ class Verbs:
         self._permit(verb, head)
         flow, _ = self._engine.registry.flow(run, head.flow)
         self._check_step(run, flow, next_step or msgspec.json.decode(head.cursor))
+        live = self._engine.live.get(run)
+        if live is not None and not live.runner.writer.given_up:
+            raise RunOwnedError(run, head.owner)  # the store would let this process have it twice if its lease ran out
         claims = await self._engine_claim(run)
         if not claims:
             raise RunOwnedError(run, head.owner)
