@@ -11,7 +11,7 @@ PROGRAM = """
 from dataclasses import dataclass, field
 
 import holdfast
-from holdfast import CheckpointPolicy, End, Pipeline, RetryPolicy, Runtime, current_run, step
+from holdfast import CheckpointPolicy, End, Pipeline, RetryPolicy, Runtime, call, current_run, flow, step
 from holdfast import blocking
 
 @dataclass
@@ -34,6 +34,24 @@ def summarize(state: Report) -> Report | End[str]:
 report = Pipeline("report", [search, keep, summarize], state=Report, policy=CheckpointPolicy(keep_latest=3))
 loop = Pipeline("loop", lambda number, state: End(number), total=None)
 
+async def fetch(url: str, *, tries: int = 1) -> bytes:
+    return url.encode()
+
+def count(text: bytes) -> int:
+    return len(text)
+
+@flow
+async def measure(url: str) -> int:
+    reveal_type(await call(fetch, url, tries=2))
+    reveal_type(await call.options(key="n", on_doubt="ask")(count, b""))
+    reveal_type(await search.options(key="s")(Report()))
+    return await call(count, await call(fetch, url))
+
+@flow
+def measure_in_thread(url: str) -> int:
+    reveal_type(blocking.call(fetch, url))
+    return blocking.call(count, b"")
+
 async def main() -> None:
     async with Runtime("sqlite:runs.db", recover=True) as rt:
         reveal_type(await rt.run(report, Report("tides"), id="r1"))
@@ -46,12 +64,20 @@ async def main() -> None:
         if checkpoint is not None:
             print(checkpoint.step)
         reveal_type(await rt.run(loop, 1))
+        reveal_type(await rt.run(measure, "u"))
+        reveal_type(await rt.run(measure_in_thread, "u"))
+        reveal_type(await measure("u"))
+        reveal_type(measure_in_thread("u"))
 
 reveal_type(holdfast.run(report, {}))
 with blocking.Runtime("memory:") as rt:
     reveal_type(rt.start(report).result())
 """
-REVEALED = ["Report", "Report", "Report", "Run", "Any", "Report", "Report"]
+REVEALED = [
+    *("bytes", "int", "Report", "bytes"),
+    *("Report", "Report", "Report", "Run", "Any", "int", "int", "int", "int"),
+    *("Report", "Report"),
+]
 
 
 def test_a_program_of_a_user_is_clean_under_strict_mypy(tmp_path: Path) -> None:
