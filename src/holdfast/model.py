@@ -295,6 +295,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: datetime
     expires_at: datetime | None
     """When the run goes on without an answer."""
+    unread: bool = False
+    """Whether something has come for the run that it has not taken in yet: it may be the answer."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

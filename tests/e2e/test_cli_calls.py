@@ -136,7 +136,7 @@ def test_progress_is_seen_in_ls_and_show(calls: Any) -> None:
     run = json.loads(calls("ls", "--json").stdout.splitlines()[-1])
     assert (run["id"], run["progress"]) == ("r1", 50.0)
     assert calls("ls").stdout.splitlines()[-1].split("\t")[3] == "0 (50 %)"
-    assert "steps      0 (50 %)" in calls("show", "r1").stdout
+    assert "steps      0 (50 %, half way)\n" in calls("show", "r1").stdout
 
 
 def test_many_calls_and_chunks_are_told_in_few_lines(calls: Any) -> None:

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli.app import holdfast
 from holdfast.cli.codes import MEANING, table
+from holdfast.cli.waiting import Wait
+from holdfast.model import Ask, Call, Event, Run
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 READING = [("ls",), ("show", "r1"), ("pause", "r1"), ("cancel", "r1"), ("doctor",), ("fork", "r1@1")]
@@ -226,6 +229,20 @@ main()
 def test_the_documented_exit_codes_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", DOCS.read_text(), flags=re.MULTILINE)
     assert {int(code): text for code, text in rows} == {code.value: text for code, text in MEANING.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("RUN", Run), ("ASK", Ask), ("CALL", Call), ("WAIT", Wait), ("EVENT", Event)]
+)
+def test_the_documented_shapes_are_those_of_the_code(name: str, shape: Any) -> None:
+    found = re.search(rf"\b{name}: `([^`]*)`", DOCS.read_text())
+    assert found is not None
+    assert set(found[1].split()) == set(shape.__struct_fields__)
+
+
+def test_every_command_is_documented() -> None:
+    text = DOCS.read_text()
+    assert [name for name in holdfast.commands if f"    holdfast {name}" not in text] == []
 
 
 def test_the_help_names_every_exit_code(cli: Any) -> None:

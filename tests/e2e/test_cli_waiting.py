@@ -163,6 +163,16 @@ def test_asks_shows_what_is_open_without_the_program(waits: Any) -> None:
     assert set(lines[0]) >= {"id", "run", "flow", "question", "data", "schema", "asked_at", "expires_at"}
 
 
+def test_a_question_whose_run_has_not_taken_its_answer_in_says_that_something_has_come(waits: Any) -> None:
+    waits("run", "waits.py:approval", "-i", "{}", "--id", "r1")
+    assert "unread" not in waits("asks").stdout
+    waits("answer", "r1", "true")
+    assert "unread     something has come for the run" in waits("asks").stdout
+    assert waits.json("asks", "r1")["unread"] is True
+    waits("run", "waits.py:approval", "--id", "r1")
+    assert waits("asks").stderr == "no open questions\n"
+
+
 def test_asks_says_so_when_nothing_is_open(waits: Any) -> None:
     waits("run", "waits.py:dull", "--id", "r1")
     assert waits("asks").stderr == "no open questions\n"

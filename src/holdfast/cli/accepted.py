@@ -8,7 +8,7 @@ from typing import Any
 
 _MOST = 160
 _CHOICES = 8
-_DEEP = 4
+_DEEP = 8
 _TYPES = {"boolean": "true or false", "null": "null", "object": "an object", "array": "a list"}
 _SIMPLE = {"string": "a text", "integer": "a whole number", "number": "a number"}
 _BOUNDS = (("minimum", "from"), ("exclusiveMinimum", "above"), ("maximum", "to"), ("exclusiveMaximum", "below"))
@@ -53,11 +53,13 @@ class _Reading:
             return f"[{self.of(schema['items'], depth + 1)}, ...]"
         if isinstance(schema.get("properties"), dict) and kind in ("object", None) and schema["properties"]:
             return self._object(schema, depth)
+        if not isinstance(kind, str):
+            return "anything"
         if kind in _SIMPLE:
             bounds = [f" {word} {brief(schema[name])}" for name, word in _BOUNDS if name in schema]
             form = f" ({brief(schema['format'])[1:-1]})" if isinstance(schema.get("format"), str) else ""
             return f"{_SIMPLE[kind]}{''.join(bounds)}{form}"
-        return _TYPES.get(kind, "anything") if isinstance(kind, str) else "anything"
+        return _TYPES.get(kind, "anything")
 
     def _object(self, schema: dict[str, Any], depth: int) -> str:
         required = schema.get("required")

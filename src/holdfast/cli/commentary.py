@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.cli.accepted import brief
-from holdfast.cli.happenings import told
+from holdfast.cli.happenings import progress_of, told
 from holdfast.cli.output import shown
 from holdfast.model import Event
 
@@ -68,7 +68,7 @@ class Commentary:
             return self._counted("failed", name, f"{name} failed: {event.error}")
         if name == "sleep" and "started" not in data and not data.get("abandoned"):
             return self._counted("slept", "", "its time has come")
-        return self._counted("ended", name, f"{name} {'done' if not told(event) else told(event)}")
+        return self._counted("ended", name, f"{name} {told(event)}")
 
     def _counted(self, kind: str, name: str, line: str) -> str | None:
         number = self._often(kind, name)
@@ -100,7 +100,7 @@ class Commentary:
         if tenth == self._tenth and not news:
             return None
         self._tenth = tenth
-        return f"{self.fraction:.0%} {self.text}".rstrip()
+        return progress_of(data)
 
 
 def _awaited(event: Event) -> str:

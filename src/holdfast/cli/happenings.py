@@ -33,13 +33,15 @@ def told(event: Event) -> str:
     data = event.data
     match event.type:
         case "call":
-            return event.error or _ended(data)
+            return event.error or _ended(data) or "done"
         case "wait":
             return _begun(data)
         case "intent":
             return f"begins; on doubt: {data.get('on_doubt')}"
         case "waiting":
             return f"for {data.get('for')}"
+        case "emitted" if data.get("name") == "progress" and isinstance(data.get("data"), dict):
+            return progress_of(data["data"]) or brief(data["data"], _BRIEF)
         case "signal" | "emitted":
             return brief(data.get("data"), _BRIEF)
         case "superseded":
@@ -53,6 +55,14 @@ def told(event: Event) -> str:
         case "cancelled":
             return str(data.get("reason") or "")
     return event.error or ""
+
+
+def progress_of(data: dict[str, Any]) -> str | None:
+    """What `progress(fraction, text)` said; None when the chunk is something else of that name."""
+    fraction = data.get("fraction")
+    if not isinstance(fraction, int | float):
+        return None
+    return f"{fraction:.0%} {data.get('text') or ''}".rstrip()
 
 
 def _ended(data: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@ def _print_list(runs: Iterator[Run]) -> None:
         print_table(columns, _rows(chain([first], runs), waiting), crop=("flow", "next"), head=False)
         if waiting and sys.stdout.isatty():
             one = typed().line("show", waiting.pop() if len(waiting) == 1 else "RUN")
-            say(f"{shown(one)} tells what brings a run that waits what it waits for")
+            say(f"{shown(one)} says what to type for a run that waits")
 
 
 def _rows(runs: Iterable[Run], waiting: set[str]) -> Iterator[tuple[object, ...]]:
@@ -203,7 +203,8 @@ def _note(found: Shown, error: StoreDamagedError) -> None:
 def _facts(found: Shown) -> list[tuple[str, object]]:
     run = found.run
     facts: list[tuple[str, object]] = [("run", run.id), ("flow", run.flow), ("status", run.status)]
-    facts += [("steps", f"{run.step}{_of(run)} ({run.progress:.0f} %)"), ("next", run.next or "-")]
+    text = f", {run.progress_text}" if run.progress_text else ""
+    facts += [("steps", f"{run.step}{_of(run)} ({run.progress:.0f} %{text})"), ("next", run.next or "-")]
     if run.status == RunStatus.WAITING:
         for wait in found.waits:
             facts.append(("waits for", wait.what(run.id)))

@@ -55,6 +55,8 @@ def _print_ask(ask: Ask, typed: Typed, *, several: bool) -> None:
     facts += [("takes", in_short(ask.schema)), ("since", f"{time_of(ask.asked_at)} UTC")]
     if ask.expires_at is not None:
         facts.append(("until", f"{time_of(ask.expires_at)} UTC"))
+    if ask.unread:
+        facts.append(("unread", "something has come for the run that it has not taken in yet; it may be the answer"))
     command = typed.line("answer", ask.run, "VALUE", options=("--ask", ask.id) if several else ())
     print_fields([*facts, ("answer", command.strip("`"))])
 

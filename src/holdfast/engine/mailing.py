@@ -76,19 +76,21 @@ class Mailing:
             head = await self._reader.head(check_id(run))
             if head is None:
                 raise RunNotFoundError(run)
+            unread = await self._with_mail([head])
             for record in await self._open_asks(head):
-                yield self._ask(head, record, raw=raw)
+                yield self._ask(head, record, raw=raw, unread=bool(unread))
             return
         query = Query(states=_ASKING, limit=_PAGE)
         while heads := await self._engine.store.list_heads(query):
-            for head in heads:
-                if head.waiting_for is not None:
-                    try:
-                        found = await self._open_asks(head)
-                    except StoreDamagedError:
-                        continue  # told by `doctor`; the questions of the others are shown
-                    for record in found:
-                        yield self._ask(head, record, raw=raw)
+            asking = [head for head in heads if head.waiting_for is not None]
+            unread = await self._with_mail(asking)
+            for head in asking:
+                try:
+                    found = await self._open_asks(head)
+                except StoreDamagedError:
+                    continue  # told by `doctor`; the questions of the others are shown
+                for record in found:
+                    yield self._ask(head, record, raw=raw, unread=head.id in unread)
             query = replace(query, after=(heads[-1].created_at, heads[-1].id))
 
     async def children_ended(self, head: Head) -> bool:
@@ -97,7 +99,13 @@ class Mailing:
         found = await self._engine.store.read_heads(children) if children else []
         return any(child is None or child.status in ENDED for child in found)
 
-    def _ask(self, head: Head, record: Record, *, raw: bool) -> Ask:
+    async def _with_mail(self, heads: list[Head]) -> set[str]:
+        """Those of these runs that have mail which they have not taken in."""
+        ids = tuple(head.id for head in heads)
+        query = Query(ids=ids, has_mail=True, limit=max(len(ids), 1))
+        return {head.id for head in await self._engine.store.list_heads(query)} if ids else set()
+
+    def _ask(self, head: Head, record: Record, *, raw: bool, unread: bool) -> Ask:
         body = record.body
         return Ask(
             id=body["ask"],
@@ -108,6 +116,7 @@ class Mailing:
             schema=body["schema"],
             asked_at=when(body["at"]),
             expires_at=None if body["until"] is None else when(body["until"]),
+            unread=unread,
         )
 
     def _data(self, head: Head, tree: Any) -> Any:
