@@ -24,6 +24,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from holdfast.core.ids import storable
 from holdfast.core.journal import Names, branch_name
 from holdfast.errors import IdenticalBranchError, KeyReusedError, UsageError
 
@@ -169,7 +170,7 @@ class Frame:
 
     def take(self, name: str, args: str | None, key: str | None) -> Place:
         """The place of the next verb of that name. A branch gets its name by its first one."""
-        if key is not None and (type(key) is not str or not 0 < len(key) <= 200):
+        if key is not None and (type(key) is not str or not 0 < len(key) <= 200 or storable(key) != key):
             raise UsageError(f"key={ascii(key)[:80]}: a key is a text of 1 to 200 characters")
         if self.path is None:
             self._begin_branch(name, args, key)

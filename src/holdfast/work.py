@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
+from holdfast.core.ids import storable
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import UsageError
 
@@ -48,7 +49,7 @@ class Work:
         if name is not None:
             check_name("a step", name)
         own = getattr(fn, "__name__", None)
-        self.name = name or (own if own and own != "<lambda>" else None)
+        self.name = name or (storable(own)[:200] if type(own) is str and own and own != "<lambda>" else None)
         self._check(f"step {name or fn!r}")
 
     def _check(self, what: str) -> None:

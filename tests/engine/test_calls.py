@@ -137,6 +137,11 @@ async def test_any_callable_can_be_called(lives: Lives) -> None:
 
     agent = Agent()
 
+    def strange() -> str:
+        return "strange"
+
+    strange.__name__ = "\ud800" * 300
+
     @flow
     async def all_kinds() -> list[Any]:
         return [
@@ -147,9 +152,10 @@ async def test_any_callable_can_be_called(lives: Lives) -> None:
             await call(lambda: 9),
             await call(lambda: power(3, 2)),
             await call(str, 5),
+            await call(strange),
         ]
 
-    assert await lives.finish(all_kinds) == [2, 8, 32, 7, 9, 9, "5"]
+    assert await lives.finish(all_kinds) == [2, 8, 32, 7, 9, 9, "5", "strange"]
 
 
 # Branches
@@ -414,7 +420,7 @@ async def test_the_same_key_in_different_scopes_is_fine(lives: Lives) -> None:
     assert await lives.finish(scopes) == ["a!", "b!", "c!"]
 
 
-@pytest.mark.parametrize("key", ["", "x" * 201, 5])
+@pytest.mark.parametrize("key", ["", "x" * 201, 5, "\ud800"])
 async def test_what_is_no_key_is_refused(lives: Lives, key: Any) -> None:
     @flow
     async def wrong() -> None:
