@@ -10,6 +10,7 @@ from typing import Any
 
 from holdfast import Runtime
 from holdfast.errors import AnsweredError, RunWaitingError
+from holdfast.store.files import reader
 from holdfast.testing import ManualClock
 
 from . import counting, functions
@@ -58,16 +59,20 @@ def _run(
 
 def _tell_claims(rt: Runtime, report: Reporter) -> None:
     assert rt._engine is not None
-    custody = rt._engine.custody
-    claim = custody.claim
+    custody, lines = rt._engine.custody, [0]
+    claim, unseal = custody.claim, reader.unseal
+
+    def counting_unseal(line: bytes, before: str) -> Any:
+        lines[0] += 1
+        return unseal(line, before)
 
     async def telling(query: Any) -> Any:
         claims = await claim(query)
         for one in claims:
-            report("claimed", run=one.head.id, entries=len(one.entries))
+            report("claimed", run=one.head.id, entries=len(one.entries), lines=lines[0])
         return claims
 
-    custody.claim = telling  # type: ignore[method-assign]
+    custody.claim, reader.unseal = telling, counting_unseal  # type: ignore[method-assign]
 
 
 def following(report: Reporter, *, store: str, after: int) -> None:

@@ -53,11 +53,13 @@ def torture_branches(
 
 def _one_run_of_branches(kind: str, seed: int, place: Path, nursery: Nursery, figures: Branches) -> None:
     arguments, witness = _begin(kind, place, seed)
-    chance, returned, in_flight = random.Random(seed), set[str](), [0]
+    chance, before, in_flight = random.Random(seed), Counter[tuple[str, str]](), [0]
 
     def killed(reports: list[Report]) -> None:
-        returned.update(report["call"] for report in reports if report["what"] == "returned")
-        in_flight[0] += len({call for _, call in witness.effects} - returned)
+        # Of this process alone: what an earlier one had under way has been counted at its own kill.
+        begun = {call for _, call in witness.effects - before}
+        in_flight[0] += len(begun - {report["call"] for report in reports if report["what"] == "returned"})
+        before.update(witness.effects - before)
 
     most = figures.kills + chance.randint(1, 2)
     result = carry_through(
@@ -130,6 +132,10 @@ class Rounds:
 
     def __init__(self) -> None:
         self.loaded: list[int] = []
+        """How many entries each claim gave."""
+        self.lines: list[int] = []
+        """How many lines of files were read until then. The head of a run in files is what its whole log comes to, so
+        this grows with the log; it is shown, and nothing is promised of it."""
         self.seconds: list[float] = []
         self.starts = 0
 
@@ -149,7 +155,9 @@ def torture_rounds(
         witness.look()
         begun = time.perf_counter()
         child = nursery.start("going_round", **arguments)
-        figures.loaded.append(child.wait_for("claimed")["entries"])
+        claimed = child.wait_for("claimed")
+        figures.loaded.append(claimed["entries"])
+        figures.lines.append(claimed["lines"])
         assert child.wait_for("started")["step"] >= number
         figures.seconds.append(time.perf_counter() - begun)
     result = result_of(child.finish())

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import calls, commits, kills, powercut, scenarios, stopped
+from . import calls, commits, inside, kills, powercut, scenarios, stopped, waiting
 from .nursery import Nursery
 from .stores import KINDS
 
-PARTS = ("kills", "commits", "calls", "cuts", "stopped")
+PARTS = ("kills", "commits", "calls", "branches", "children", "rounds", "waits", "streams", "cuts", "stopped")
 Row = tuple[str, str, str, str]
 
 
@@ -77,6 +77,66 @@ class Torture:
                 total, effects, killed = self._sweep(store, plans, twice=twice)
                 assert killed == 2 * total + len(calls.INSIDE) * effects
                 found["text"] = f"{killed} kill points at {total} commits and {effects} calls of {len(plans)} kinds"
+
+        everything = calls.EverythingPlan("everything", self.options.seed)
+        for twice in (False, True):
+            title = "the same of a run with waits, a child and a stream" + (", twice" if twice else "")
+            with self.part("calls", store, title, "") as found:
+                total, effects, killed = self._sweep(store, [everything], twice=twice)
+                found["text"] = f"{killed} kill points at {total} commits and {effects} calls"
+
+    def run_branches(self, store: str) -> None:
+        """Part 6, branches."""
+        seeds = range(self.options.seed, self.options.seed + 100)
+        with self.part("branches", store, "20 branches of 3 calls, killed", "") as found:
+            tell = _ticker(lambda f: f"{store}: {f.runs} of {len(seeds)} runs of branches")
+            f = inside.torture_branches(store, seeds, self._place("branches"), self.nurseries[0], tell)
+            found["text"] = (
+                f"{f.runs} seeds, {f.kills} kills, {f.in_flight} calls under way at them, {f.doubled} effects doubled"
+            )
+
+    def run_children(self, store: str) -> None:
+        """Part 6, children."""
+        with self.part("children", store, "parents of 50 children, killed", "") as found:
+            tell = _ticker(lambda f: f"{store}: {f.kills} kills, {f.runs} parents done")
+            place = self._place("children")
+            f = inside.torture_children(store, 100, self.options.seed, place, self.nurseries[0], progress=tell)
+            found["text"] = f"{f.kills} kills, {f.runs} parents, {f.starts} call starts, every child once"
+
+    def run_rounds(self, store: str) -> None:
+        """Part 6, rounds."""
+        with self.part("rounds", store, "10,000 calls, handed on every 100", "") as found:
+            places = (50, 1_234, 4_999, 7_501, 9_950)
+            f = inside.torture_rounds(
+                store, self.options.seed, self._place("rounds"), self.nurseries[0], total=10_000, each=100, kills=places
+            )
+            took = ", ".join(f"{seconds * 1000:.0f}" for seconds in f.seconds)
+            found["text"] = f"killed in calls {places}: {f.loaded} entries loaded, resumed in {took} ms"
+            found["text"] += f", {f.lines} lines read" if store == "file" else ""
+
+    def run_waits(self, store: str) -> None:
+        """Part 7, waits."""
+        one, two = self.nurseries
+        with self.part("waits", store, "questions and timers without a process", "") as found:
+            for beside in (False, True):
+                waiting.answer_from_outside(store, self._place("asking"), one, beside=beside)
+            waiting.fire_late(store, self._place("timing"), one)
+            wins = waiting.race_answers(store, 300, self._place("races"), (one, two))
+            found["text"] = f"300 races of two answers, won {wins[0]} : {wins[1]}"
+
+    def run_streams(self, store: str) -> None:
+        """Part 7, streams."""
+        one, two = self.nurseries
+        for changing in (False, True):
+            with self.part(
+                "streams", store, f"a stream of 5,000, {'changing' if changing else 'the same'}", ""
+            ) as found:
+                place = self._place("streams")
+                f = waiting.read_across_kills(store, place, (one, two), chunks=5_000, changing=changing)
+                found["text"] = (
+                    f"{f.kills} kills, {f.reconnects} reconnects, {len(f.chunks)} chunks seen, "
+                    f"{len(f.superseded)} superseded, {f.commits} commits"
+                )
 
     def _sweep(self, store: str, plans: Iterable[commits.Plan], *, twice: bool = False) -> tuple[int, int, int]:
         """How many commits, calls and kills there were."""
