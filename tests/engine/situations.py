@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import Pipeline, Run, Runtime
+from holdfast import Pipeline, Run, Runtime, ask
 from holdfast.errors import HoldfastError
-from holdfast.model import Commit, HeadChange, Query
 from holdfast.store.base import Store
 from holdfast.testing import ManualClock
-from holdfast.testing.build import ALICE, owner
+from waiting import until_status
 from watched import WatchedStore, kill
 
 INPUT = {"topic": "tides"}
@@ -36,13 +35,13 @@ LIVE = ["live here", "live elsewhere"]
 
 
 class Stage:
-    """A runtime `rt`, a flow whose second step waits at a gate, and the run `r1` of it."""
+    """A runtime `rt`, a flow whose second step waits at a gate or asks a question, and the run `r1` of it."""
 
     def __init__(self, make_runtime: Callable[..., Runtime], make_store: Callable[[], Store], clock: ManualClock):
         self.make_runtime, self.make_store, self.clock = make_runtime, make_store, clock
         self.calls: list[str] = []
         self.gate, self.inside = asyncio.Event(), asyncio.Event()
-        self.broken = False
+        self.broken = self.asks = False
         self.flow = Pipeline("report", [self.first, self.second, self.third])
         self.rt = make_runtime()
         self._open = AsyncExitStack()
@@ -60,6 +59,8 @@ class Stage:
         return {**state, "done": ["first"]}
 
     async def second(self, state: dict[str, Any]) -> None:
+        if self.asks:
+            await ask("Shall it be printed?")
         self.calls.append("second")
         self.inside.set()
         await self.gate.wait()
@@ -125,14 +126,18 @@ class Stage:
         await self._left()
 
     async def _waiting(self) -> None:
-        await self._paused()
-        store = self.make_store()
-        await store.open()
-        store.beat(owner(ALICE), 5.0)
-        (claim,) = await store.claim_runs(Query(ids=("r1",)), ALICE)
-        change = HeadChange(status="waiting", waiting_for="the editor's answer", owner=None)
-        await store.commit([Commit(run="r1", owner=ALICE, fence=claim.head.fence, change=change)])
-        await store.close()
+        self.asks = True
+        async with self.make_runtime() as other:
+            await other.start(self.flow, INPUT, id="r1")
+            await until_status(other, "r1", "waiting")
+
+    async def answer(self) -> None:
+        """Answer the question of the run, as soon as it asks one; nothing when it asks none."""
+        async with asyncio.timeout(20):
+            while self.asks and not [question async for question in self.rt.asks("r1")]:
+                await asyncio.sleep(0.005)
+        if self.asks:
+            await self.rt.answer("r1", True)
 
     async def _completed(self) -> None:
         self.gate.set()

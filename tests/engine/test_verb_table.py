@@ -66,10 +66,18 @@ async def test_run_waits_with_a_waiting_run(stage: Stage) -> None:
 
 async def test_run_until_settled_says_what_a_waiting_run_waits_for(stage: Stage) -> None:
     await stage.bring_to("waiting")
-    with pytest.raises(RunWaitingError, match="the editor's answer") as caught:
+    with pytest.raises(RunWaitingError, match="Shall it be printed") as caught:
         await stage.rt.run(stage.flow, INPUT, id="r1", until="settled")
-    assert caught.value.waiting_for == "the editor's answer"
+    assert caught.value.waiting_for == (await stage.run()).waiting_for
     assert stage.calls == []
+
+
+async def test_run_takes_a_waiting_run_on_when_it_is_due_and_gives_its_result(stage: Stage) -> None:
+    await stage.bring_to("waiting")
+    running = asyncio.ensure_future(stage.rt.run(stage.flow, INPUT, id="r1"))
+    await stage.answer()
+    assert await running == RESULT
+    assert stage.calls == ["second", "third"]
 
 
 async def test_run_of_a_completed_run_gives_its_result_and_runs_nothing(stage: Stage) -> None:
@@ -103,7 +111,7 @@ async def test_resume_of_a_live_run_is_refused_because_it_is_owned(stage: Stage,
 
 async def test_resume_of_a_waiting_run_says_what_it_waits_for(stage: Stage) -> None:
     await stage.bring_to("waiting")
-    with pytest.raises(RunWaitingError, match="the editor's answer"):
+    with pytest.raises(RunWaitingError, match="Shall it be printed"):
         await stage.rt.resume("r1")
     assert (await stage.run()).status == "waiting"
 
@@ -148,7 +156,9 @@ async def test_pause_of_a_run_that_nobody_drives_takes_effect_at_once(stage: Sta
     await stage.bring_to(situation)
     await stage.rt.pause("r1")
     assert (await stage.run()).status == "paused"
-    assert await (await stage.rt.resume("r1")).result() == RESULT
+    handle = await stage.rt.resume("r1")
+    await stage.answer()
+    assert await handle.result() == RESULT
 
 
 @pytest.mark.parametrize("situation", ["completed", "failed", "cancelled"])
@@ -213,6 +223,7 @@ async def test_rewind_of_a_live_run_is_refused_because_it_is_owned(stage: Stage,
 async def test_rewind_goes_on_from_the_older_checkpoint(stage: Stage, situation: str) -> None:
     await stage.bring_to(situation)
     handle = await stage.rt.rewind("r1@1")
+    await stage.answer()
     assert await handle.result() == RESULT
     assert stage.calls == ["first", "second", "third"]
     run = await stage.run()
