@@ -346,6 +346,61 @@ async def test_a_cancel_inside_a_body_is_final_and_nothing_more_is_begun(lives: 
     assert tool.effects == {"a": 1}
 
 
+async def test_a_cancel_ends_a_def_body_at_its_next_call(lives: Lives) -> None:
+    tool, inside, release = Tool(), asyncio.Event(), threading.Event()
+    loop, late = asyncio.get_running_loop(), []
+
+    def slow() -> None:
+        loop.call_soon_threadsafe(inside.set)
+        release.wait()
+
+    @flow
+    def body() -> str:
+        blocking.call(slow)
+        try:
+            blocking.call(tool.use_def, "late")
+        except BaseException as error:
+            late.append(type(error).__name__)
+            raise
+        return "?"
+
+    async with lives.runtime() as rt:
+        handle = await rt.start(body, id="r1")
+        await inside.wait()
+        await handle.cancel()
+        release.set()
+        with pytest.raises(RunCancelledError):
+            await handle.result()
+    assert tool.effects == {}
+    assert late in ([], ["Suspended"])  # the call that was under way may be where it unwinds
+
+
+async def test_a_call_given_up_while_its_result_is_written_is_what_the_body_saw(lives: Lives) -> None:
+    tool, once, seen = Tool(), Once(), []
+
+    async def quick() -> str:
+        task = tasks[-1]
+        asyncio.get_running_loop().call_soon(task.cancel)  # comes when the function has returned
+        return await tool.use("quick")  # type: ignore[no-any-return]
+
+    tasks: list[asyncio.Task[str]] = []
+
+    @flow
+    async def body() -> str:
+        tasks.append(asyncio.create_task(call(quick)))
+        try:
+            seen.append(await tasks[-1])
+        except (asyncio.CancelledError, TimeoutError):
+            seen.append("given up")
+        await once.wait()
+        return str(seen[-1])
+
+    await lives.cut(body, at=once.reached)
+    await lives.finish(body)
+    assert seen[0] == seen[1]
+    assert tool.effects == {"quick": 1}
+
+
 # Code that does not let go
 
 
