@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.engine.writer import Mark, RunWriter
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, RunInterruptedError
 from holdfast.model import Entry, Kind, Mail
 
 CHUNKS_WAIT = 0.05
@@ -165,12 +165,13 @@ class Notes:
             if self._error is not None:
                 raise self._error
             mail = await self._writer.write(marks, take=take, advances=True, **fields)
-        except HoldfastError as error:
-            self._error = error
+        except Exception as error:
+            # Whoever waits for the entry must be told, whatever it was: a store of the user's may raise anything.
+            self._error = _told(error, self._writer.run)
             for note in batch:
                 if note.written is not None:
-                    note.written(error)
-            self._failed(error)
+                    note.written(self._error)
+            self._failed(self._error)
             return
         entries = self._writer.written
         place = len(entries) - len(marks)
@@ -203,3 +204,12 @@ class Notes:
             self._timer.cancel()
             self._timer = None
         return [(note.kind, note.body) for note in left if note.kind is not None]
+
+
+def _told(error: Exception, run: str) -> HoldfastError:
+    """The error itself, or one of ours that says what it was."""
+    if isinstance(error, HoldfastError):
+        return error
+    told = RunInterruptedError(run, f"writing met an unexpected {type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told

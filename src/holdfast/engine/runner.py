@@ -170,7 +170,7 @@ class Runner:
                 return None
             except _LetGo:
                 return await self._wait_outside()
-            except (OwnershipLostError, StoreError) as unwritten:
+            except HoldfastError as unwritten:
                 if unwritten is self._verdict:
                     raise
                 error: BaseException = unwritten  # of another store, which the step itself uses
