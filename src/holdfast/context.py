@@ -68,6 +68,10 @@ class Scope(Protocol):
         """The entry that holds the result of a call made since the last checkpoint, which the next one may recall."""
         ...
 
+    def found(self, place: Place) -> int:
+        """The entry that holds the result of the call or child at that place, which is asked for by this; 0 without."""
+        ...
+
     def has_message(self, frame: Frame, topic: str) -> bool:
         """Whether `receive(topic)` gives something at once there, now or when the body ran before."""
         ...

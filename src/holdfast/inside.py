@@ -318,6 +318,12 @@ def spawn(flow: Any, input: Any = None, *, id: str | None = None, key: str | Non
     """
     frame = needed("spawn", frame_for("spawn"))
     place, child = spawning(frame, flow, input, id, key)
+    return begun(place, flow, input, child)
+
+
+def begun(place: Place, flow: Any, input: Any, child: str) -> Child[Any]:
+    """The child of that id, on its way."""
+    frame = place.frame
     starting = asyncio.ensure_future(frame.scope.spawn(place, flow, input, child))
     starting.add_done_callback(lambda f: f.cancelled() or f.exception())  # told to whoever awaits the child
     if frame.scope.starting is None:

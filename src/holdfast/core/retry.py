@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.errors import CallInDoubtError, StateError, UsageError
+from holdfast.errors import CallInDoubtError, StateError, TooManyStepsError, UsageError
+
+_IN_VAIN = (StateError, UsageError, CallInDoubtError, TooManyStepsError)
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +41,9 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
         """Whether another attempt follows when the `attempt`-th (from 1) ended in `error`."""
         if attempt >= self.attempts or isinstance(error, self.never):
             return False
-        # What cannot be stored, was asked for wrongly, or is in doubt will be no better next time, and SystemExit is
-        # no hiccup.
-        return isinstance(error, Exception) and not isinstance(error, (StateError, UsageError, CallInDoubtError))
+        # What cannot be stored, was asked for wrongly, goes on for too long or is in doubt will be no better next
+        # time, and SystemExit is no hiccup.
+        return isinstance(error, Exception) and not isinstance(error, _IN_VAIN)
 
     def delay(self, attempt: int, random: Callable[[], float]) -> float:
         """Seconds to wait after the `attempt`-th (from 1) failure; `random` gives 0 to 1."""

@@ -190,6 +190,11 @@ class StepScope:
         seq = self.host.journal.seq_of(place.key)
         return seq if seq > self.host.writer.checkpoint_seq else None
 
+    def found(self, place: Place) -> int:
+        """The entry that holds the result of the call or child at that place, which is asked for by this; 0 without."""
+        self.host.journal.find(place.key)
+        return self.host.journal.seq_of(place.key)
+
     def has_message(self, frame: Frame, topic: str) -> bool:
         """Whether `receive(topic)` gives something at once there, now or when the body ran before."""
         if self.host.journaled and self.host.journal.has_ended(frame.next_key("receive")):
