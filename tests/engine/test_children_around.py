@@ -143,6 +143,27 @@ async def test_a_def_parent_is_let_go_while_it_waits(make_runtime: MakeRuntime) 
         assert await handle.result() == 9
 
 
+async def test_a_child_that_another_runtime_drives_wakes_its_parent(make_runtime: MakeRuntime) -> None:
+    gate = Gate()
+
+    @flow
+    async def gated(n: int) -> int:
+        await gate()
+        return 2 * n
+
+    @flow
+    async def parent(n: int) -> int:
+        result: int = await spawn(gated, n, id="child")
+        return result
+
+    async with make_runtime() as here, make_runtime() as there:
+        await there.start(gated, 4, id="child", parent="p")
+        handle = await here.start(parent, 4, id="p")
+        await has(here, "p", "waiting")
+        gate.open.set()
+        assert await handle.result() == 8
+
+
 async def test_a_paused_parent_finds_its_ended_child_when_it_is_resumed(make_runtime: MakeRuntime) -> None:
     gate = Gate()
 

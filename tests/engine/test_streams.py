@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conftest import MakeRuntime, MakeStore
-from holdfast import Event, Pipeline, RetryPolicy, Runtime, ask, call, current_run, emit, flow, step
+from holdfast import CheckpointPolicy, Event, Pipeline, RetryPolicy, Runtime, ask, call, current_run, emit, flow, step
 from holdfast.engine.notes import CHUNKS_ENOUGH, CHUNKS_WAIT
 from holdfast.errors import RunFailedError, UsageError
 from holdfast.testing import ManualClock
@@ -472,3 +472,64 @@ async def test_the_ledger_lists_calls_in_the_order_in_which_they_ended(make_runt
         assert [line.key.rpartition("=")[2] for line in lines] == ["0", "1", "2"]
         assert [line.seq for line in lines] == sorted(line.seq for line in lines)
         assert {line.status for line in lines} == {"done"}
+
+
+async def test_a_call_in_doubt_stays_in_the_ledger_when_a_rewind_makes_it_again(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
+) -> None:
+    begun, lives = asyncio.Event(), 0
+
+    @step(on_doubt="fail")
+    async def pay() -> None:
+        nonlocal lives
+        lives += 1
+        if lives == 1:
+            begun.set()
+            await asyncio.Event().wait()
+
+    @flow
+    async def shop() -> None:
+        await pay()
+
+    store = WatchedStore(make_store())
+    async with make_runtime(store) as rt:
+        await rt.start(shop, id="r")
+        await begun.wait()
+        await kill(rt, store, clock)
+    async with make_runtime() as rt:
+        rt.register(shop)
+        assert [line.status async for line in rt.ledger("r")] == ["in doubt"]
+        await (await rt.rewind("r@1")).result()
+        assert [line.status async for line in rt.ledger("r")] == ["in doubt", "done"]
+
+
+async def test_chunks_of_steps_that_were_not_saved_are_not_told_twice_after_a_crash(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
+) -> None:
+    crashed, lives = asyncio.Event(), 0
+
+    async def first(state: int) -> int:
+        nonlocal lives
+        lives += 1
+        emit("first", "same")
+        emit("first", lives)
+        return state
+
+    async def second(state: int) -> int:
+        emit("second", "same")
+        await call(len, "")
+        if lives == 1:
+            crashed.set()
+            await asyncio.Event().wait()
+        return state
+
+    seldom = Pipeline("seldom", [first, second], policy=CheckpointPolicy(every_n_steps=10))
+    store = WatchedStore(make_store())
+    async with make_runtime(store) as rt:
+        await rt.start(seldom, 0, id="r")
+        await crashed.wait()
+        await kill(rt, store, clock)
+    async with make_runtime() as rt:
+        await rt.run(seldom, 0, id="r")
+        assert await chunks(rt) == ["same", 1, "same", 2]
+        assert await valid(rt) == ["same", "same", 2]

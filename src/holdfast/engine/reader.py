@@ -242,6 +242,11 @@ class Reader:
                     waits.add(key)
                 elif key not in waits:  # a sleep or a child that ended stands in the log as a call does
                     yield ledger_line(run, entry, begun.pop(key, None))
+            elif entry.kind == Kind.REWOUND:
+                for cut_off in begun.values():  # the new branch may make the call too: the old one stays in doubt
+                    yield ledger_line(run, cut_off, None)
+                begun.clear()
+                waits.clear()
         for entry in begun.values():
             yield ledger_line(run, entry, None)
 
