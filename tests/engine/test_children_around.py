@@ -10,8 +10,11 @@ import pytest
 
 from conftest import MakeRuntime, MakeStore
 from holdfast import Pipeline, Runtime, blocking, call, current_run, flow, spawn
+from holdfast.core.codec import loads
 from holdfast.errors import RunInterruptedError
-from watched import WatchedStore
+from holdfast.model import Mail, Posted
+from holdfast.testing import ManualClock
+from watched import WatchedStore, kill
 
 
 async def until(condition: Callable[[], Awaitable[Any]]) -> None:
@@ -162,6 +165,43 @@ async def test_a_child_that_another_runtime_drives_wakes_its_parent(make_runtime
         await has(here, "p", "waiting")
         gate.open.set()
         assert await handle.result() == 8
+
+
+async def test_a_parent_is_told_of_a_child_that_was_given_up_deleted_or_cancelled_while_nobody_drove_it(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
+) -> None:
+    gate, told = Gate(), list[str]()
+
+    class Telling(WatchedStore):
+        async def post_mail(self, run: str, mail: Mail) -> Posted:
+            told.append(f"{run} {mail.kind} {loads(mail.body)['run']}")  # type: ignore[index, call-overload]
+            return await super().post_mail(run, mail)
+
+    @flow
+    async def gated(n: int) -> int:
+        if n == 2:
+            gate.reached.set()
+        await gate.open.wait()
+        return 2 * n
+
+    @flow
+    async def parent(n: int) -> list[str]:
+        children = [spawn(gated, i, id=f"child-{i}") for i in range(n)]
+        ends = await asyncio.gather(*children, return_exceptions=True)
+        return [type(end).__name__ for end in ends]
+
+    store = WatchedStore(make_store())
+    async with make_runtime(store) as rt:
+        await rt.start(parent, 3, id="p")
+        await gate.reached.wait()
+        await has(rt, "p", "waiting")
+        await kill(rt, store, clock)
+    async with make_runtime(Telling(make_store()), crash_limit=1) as rt:
+        await rt.cancel("child-0")
+        await rt.delete("child-1")
+        assert told == ["p child child-0", "p child child-1"]
+        assert await rt.run(parent, 3, id="p") == ["RunCancelledError", "RunNotFoundError", "RunFailedError"]
+        assert "p child child-2" in told
 
 
 async def test_a_paused_parent_finds_its_ended_child_when_it_is_resumed(make_runtime: MakeRuntime) -> None:
