@@ -432,6 +432,26 @@ async def test_many_waiting_runs_do_not_make_waking_one_of_them_dear(
         assert store.heads <= 10 * 5 + 4 * count
 
 
+async def test_many_that_are_followed_while_they_wait_do_not_ask_for_each_at_every_change(
+    make_runtime: MakeRuntime, make_store: MakeStore
+) -> None:
+    count, store = 100, CountingStore(make_store())
+    async with make_runtime(store) as rt:
+        handles = [await rt.start(approval, "launch", id=f"r{number}") for number in range(count)]
+        following = [asyncio.ensure_future(handle.result()) for handle in handles]
+        for handle in handles:
+            await until_status(rt, handle.id, "waiting")
+        await rt.answer("r0", "go")
+        await following[0]
+        store.queries = 0
+        for number in range(1, 11):
+            await rt.answer(f"r{number}", "go")
+            assert await following[number] == "launch: go"
+        assert store.queries < 5 * count
+        for one in following:
+            one.cancel()
+
+
 async def test_a_waiting_run_that_cannot_be_taken_up_is_not_claimed_all_the_time(
     make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ from holdfast.flows.base import Flow
 from holdfast.model import Head, Query, RunStatus
 
 _LOOK_AGAIN = 1.0
+_LOOK_SELDOM = 10.0
 _EVERYTHING = 1_000_000_000
 _GOING_ON = tuple((status, None) for status in RunStatus if status not in ENDED)
 
@@ -96,7 +98,7 @@ class Following:
 
     async def follow(self, run: str, *, until: Until = "ended") -> Any:
         """The result of a run, wherever it is driven; taken up here when nobody has it, or when it is due."""
-        token = 0
+        token, tended, tend_at = 0, -1, 0.0
         while True:
             live = self._engine.live.get(run)
             if live is not None:
@@ -120,11 +122,18 @@ class Following:
                             raise
                         continue  # somebody else was quicker
                 case _:
+                    patience = _LOOK_AGAIN
                     if where is Situation.WAITING:
-                        await self.tend(head)
+                        if "child run" not in (head.waiting_for or "") and until == "ended":
+                            patience = _LOOK_SELDOM  # the waker knows when it is due
+                        now = asyncio.get_running_loop().time()
+                        if head.fence != tended or now >= tend_at:
+                            # Not at every change of the store: a thousand that are followed would ask a thousand times.
+                            tended, tend_at = head.fence, now + patience
+                            await self.tend(head)
                         if until == "settled" and await self._settled(head):
                             raise RunWaitingError(run, head.waiting_for)
-                    token = await self._engine.wait_change(run, token, _LOOK_AGAIN)
+                    token = await self._engine.wait_change(run, token, patience)
 
     async def tend(self, head: Head) -> None:
         """See to it that a run goes on which nobody may be driving: here, if this program has its flow."""
