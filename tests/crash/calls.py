@@ -45,12 +45,19 @@ class CallsPlan(Plan):
         self._before = Counter({index_of(name): times for (_, name), times in witness.effects.items()})
         assert all(self._before[index] for index in done - self._asked), "a result was committed without its effect"
         assert self._policy != "retry" or not self._doubtful, "an intent was written for a call that may be repeated"
+        self._check_order(done)
         results = []
         for index in range(functions.CALLS):
             told = self._policy == "done" and index in self._asked
             self._promised[index] = self._before[index] + (index not in done and not told)
             results.append(f"{index}:told" if told else f"{index}:made")
         return repr("CallInDoubtError" if self._failed else results)
+
+    def _check_order(self, done: set[int]) -> None:
+        """A result is durable before the next line: whatever has begun, all before it is in the log."""
+        for index in +self._before:
+            earlier = set(range(index)) - ({2} if index == 3 else set())  # those two run side by side
+            assert earlier <= done, f"call {index} began when {earlier - done} had not been committed"
 
     @property
     def _failed(self) -> bool:

@@ -58,7 +58,10 @@ def _one_run_of_branches(kind: str, seed: int, place: Path, nursery: Nursery, fi
     def killed(reports: list[Report]) -> None:
         # Of this process alone: what an earlier one had under way has been counted at its own kill.
         begun = {call for _, call in witness.effects - before}
-        in_flight[0] += len(begun - {report["call"] for report in reports if report["what"] == "returned"})
+        returned = {report["call"] for report in reports if report["what"] == "returned"}
+        lost = returned - witness.seen["a"].calls.keys() if returned else set()
+        assert not lost, f"the results of {lost} were given to their branches and are not in the log"
+        in_flight[0] += len(begun - returned)
         before.update(witness.effects - before)
 
     most = figures.kills + chance.randint(1, 2)
