@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Pipeline, Runtime, ask, blocking, call, flow, receive, sleep, step
+from holdfast import CheckpointPolicy, Pipeline, Runtime, ask, blocking, call, flow, receive, sleep, step
 from holdfast.context import Suspended
 from holdfast.errors import (
     RunCancelledError,
@@ -269,6 +269,34 @@ async def test_rewind_and_delete_of_a_waiting_run(make_runtime: MakeRuntime) -> 
         await rt.delete("r2")
         assert await rt.get("r2") is None
         assert [question async for question in rt.asks()] == []
+
+
+async def test_a_rewind_to_where_a_question_was_open_asks_it_anew(
+    make_runtime: MakeRuntime, clock: ManualClock
+) -> None:
+    async def first(state: list[Any]) -> list[Any]:
+        return [*state, "first"]
+
+    async def second(state: list[Any]) -> list[Any]:
+        return [*state, await ask("Go on?", timeout=100, default="too late")]
+
+    # The save of the first step is skipped, so the checkpoint that is made when the run is let go knows the question.
+    pipeline = Pipeline("two", [first, second], policy=CheckpointPolicy(every_n_steps=2))
+    async with make_runtime() as rt:
+        handle = await rt.start(pipeline, [], id="r1")
+        await until_status(rt, "r1", "waiting")
+        last = [checkpoint.id async for checkpoint in rt.checkpoints("r1")][-1]
+        await rt.answer("r1", "yes")
+        assert await handle.result() == ["first", "yes"]
+        handle = await rt.rewind(last)
+        await until_event(rt, "r1", "waiting", 2)
+        await rt.answer("r1", "no")
+        assert await handle.result() == ["first", "no"]
+        handle = await rt.rewind(last)
+        await until_event(rt, "r1", "waiting", 3)
+        clock.advance(100)
+        assert await handle.result() == ["first", "too late"]
+        assert [problem async for problem in rt.doctor()] == []
 
 
 # Bodies that are let go
