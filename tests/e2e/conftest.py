@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +91,20 @@ class Cli:
     def json(self, *arguments: str, **environment: str) -> Any:
         """What the command prints with --json."""
         return json.loads(self(*arguments, "--json", **environment).stdout)
+
+    def in_terminal(self, *arguments: str, columns: int = 100) -> str:
+        """What a person sees of the command, in black and white."""
+        leader, follower = pty.openpty()
+        environment = {**self.environment, "COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "xterm"}
+        command = [sys.executable, "-m", "holdfast", *arguments]
+        subprocess.run(command, cwd=self.folder, env=environment, stdout=follower, stderr=follower, check=True)
+        os.close(follower)
+        seen = b""
+        with suppress(OSError):  # how a terminal ends that nobody writes to any more
+            while part := os.read(leader, 65536):
+                seen += part
+        os.close(leader)
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode()).replace("\r\n", "\n")
 
     def run_r1(self, **environment: str) -> subprocess.CompletedProcess[str]:
         """The usual run, typed once."""

@@ -147,6 +147,13 @@ def test_many_calls_and_chunks_are_told_in_few_lines(calls: Any) -> None:
     assert "r1: 100% call 300" in lines
 
 
+def test_in_a_terminal_progress_moves_the_bar_and_is_not_a_line(calls: Any) -> None:
+    seen = calls.in_terminal("run", "calls.py:busy", "-i", "30", "--id", "r1")
+    assert "plain done (20 times by now)" in seen
+    assert "r1: 50%" not in seen
+    assert "r1 completed; its result:\nnull\n" in seen
+
+
 def test_the_ledger_lists_calls_alone_and_what_became_of_each(calls: Any) -> None:
     calls("run", "calls.py:story", "--id", "r1")
     rows = [line.split("\t") for line in calls("ledger", "r1").stdout.splitlines()]

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import re
-import subprocess
-import sys
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -46,31 +40,16 @@ def test_ls_json_is_one_object_per_line(cli: Any) -> None:
     assert {"id", "flow", "status", "step", "total_steps", "next", "progress", "error", "metadata"} <= set(runs[0])
 
 
-def in_terminal(cli: Any, *arguments: str, columns: int = 100) -> str:
-    """What a person sees of the command, in black and white."""
-    leader, follower = pty.openpty()
-    environment = {**cli.environment, "COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "xterm"}
-    command = [sys.executable, "-m", "holdfast", *arguments]
-    subprocess.run(command, cwd=cli.folder, env=environment, stdout=follower, stderr=follower, check=True)
-    os.close(follower)
-    seen = b""
-    with suppress(OSError):  # how a terminal ends that nobody writes to any more
-        while part := os.read(leader, 65536):
-            seen += part
-    os.close(leader)
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode()).replace("\r\n", "\n")
-
-
 def test_in_a_terminal_ls_is_a_table_with_a_head(cli: Any) -> None:
     cli.run_r1()
-    assert in_terminal(cli, "ls").splitlines()[0].split() == ["run", "status", "flow", "steps", "next", "changed"]
+    assert cli.in_terminal("ls").splitlines()[0].split() == ["run", "status", "flow", "steps", "next", "changed"]
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80])
 def test_in_a_narrow_terminal_ls_keeps_ids_and_statuses_whole(cli: Any, columns: int) -> None:
     run = "a-run-with-an-id-of-some-length"
     cli("run", "app.py:report", "-i", '{"topic": "x"}', "--id", run, FAIL_IN="search")
-    lines = in_terminal(cli, "ls", columns=columns).splitlines()
+    lines = cli.in_terminal("ls", columns=columns).splitlines()
     assert len(lines) == 2
     assert lines[1].split()[:2] == [run, "failed"]
 
@@ -96,7 +75,7 @@ def test_what_a_step_prints_bit_by_bit_stays_on_its_line_in_a_terminal(cli: Any)
         "def after(s): pass\n"
         "tale = Pipeline('tale', [quiet, talk, after])\n"
     )
-    seen = in_terminal(cli, "run", "tokens.py", "--id", "t1")
+    seen = cli.in_terminal("run", "tokens.py", "--id", "t1")
     assert "once upon a time \nt1@3: talk done (2 of 3)\nt1@4: after done (3 of 3)\n" in seen
 
 

@@ -66,6 +66,8 @@ class Commentary:
             return self._counted(how[:6], "a child", f"child run {data['run']} {how}")
         if event.error:
             return self._counted("failed", name, f"{name} failed: {event.error}")
+        if data.get("timed_out"):
+            return self._counted("timed out", name, told(event))
         if name == "sleep" and "started" not in data and not data.get("abandoned"):
             return self._counted("slept", "", "its time has come")
         return self._counted("ended", name, f"{name} {told(event)}")

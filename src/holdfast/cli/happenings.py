@@ -89,7 +89,7 @@ def _begun(data: dict[str, Any]) -> str:
 
 def _listed(items: Any, count: Any = None) -> str:
     found = items if isinstance(items, list) else []
-    more = (count if isinstance(count, int) else len(found)) - 3
+    more = (count if isinstance(count, int) else len(found)) - len(found[:3])
     return ", ".join(str(item) for item in found[:3]) + (f" and {more} more" if more > 0 else "")
 
 
