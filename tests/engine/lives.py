@@ -30,15 +30,22 @@ class Lives:
 
     async def cut(self, flow: Any, input: Any = None, *, at: asyncio.Event, **settings: Any) -> None:
         """Run until `at`, then die."""
+        assert await self.cut_or_end(flow, input, at=at, **settings), "it ended before it was cut off"
+
+    async def cut_or_end(self, flow: Any, input: Any = None, *, at: asyncio.Event, **settings: Any) -> bool:
+        """The same; False when the run has ended before."""
         async with self.runtime(**settings) as rt:
             running = asyncio.ensure_future(rt.run(flow, input, id="r1"))
             coming = asyncio.ensure_future(at.wait())
             await asyncio.wait({running, coming}, return_when=asyncio.FIRST_COMPLETED)
-            assert at.is_set(), f"it ended before: {running}"
+            coming.cancel()
+            if running.done():
+                running.result()
+                return False
             assert self.store is not None
             await kill(rt, self.store, self._clock)
             await asyncio.wait({running})
-            running.exception()
+            return isinstance(running.exception(), Exception)
 
     async def finish(self, flow: Any, input: Any = None, **settings: Any) -> Any:
         """The result of going on."""
