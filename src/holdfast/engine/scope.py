@@ -9,20 +9,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
-from holdfast.clock import Clock
 from holdfast.context import Frame, Place, RunContext
-from holdfast.core.codec import Codec, Tree, dumps
-from holdfast.core.journal import Journal, digest
+from holdfast.core.codec import Tree, dumps
+from holdfast.core.journal import digest
 from holdfast.engine.calls import Calling
-from holdfast.engine.hands import Hands
-from holdfast.engine.inbox import Inbox
-from holdfast.engine.notes import Notes
-from holdfast.engine.surroundings import Children
+from holdfast.engine.surroundings import Host
 from holdfast.engine.threads import Lane
 from holdfast.engine.waits import Waits
-from holdfast.engine.writer import RunWriter
 from holdfast.errors import HoldfastError, RunInterruptedError, StateError
 from holdfast.flows.moves import pack_outcome, unpack_outcome
 from holdfast.inside import in_thread
@@ -36,85 +31,6 @@ _MUCH = 4096
 """After so many chunks, counted once more for each so many bytes, a thread waits for the loop to catch up."""
 _PID = os.getpid()
 os.register_at_fork(after_in_child=lambda: globals().update(_PID=os.getpid()))
-
-
-class Host(Protocol):
-    """What a scope needs of the run that it belongs to."""
-
-    writer: RunWriter
-    clock: Clock
-    codec: Codec
-    hands: Hands
-    children: Children
-    failures: dict[str, type[BaseException]]
-    memo: dict[str, Any]
-
-    @property
-    def journaled(self) -> bool:
-        """Whether there may be anything in the journal."""
-        ...
-
-    @property
-    def has_inbox(self) -> bool:
-        """Whether anything was sent to the run."""
-        ...
-
-    @property
-    def journal(self) -> Journal:
-        """What was already done inside the step under way."""
-        ...
-
-    @property
-    def notes(self) -> Notes:
-        """What writes while a step is under way."""
-        ...
-
-    @property
-    def inbox(self) -> Inbox:
-        """What others sent."""
-        ...
-
-    @property
-    def holds_calls(self) -> bool:
-        """Whether the run is to leave, so that no further call begins."""
-        ...
-
-    @property
-    def hurries(self) -> bool:
-        """Whether the run is to leave as soon as nothing is under way."""
-        ...
-
-    def context(self, frame: Frame) -> RunContext:
-        """What `current_run()` gives in that frame."""
-        ...
-
-    def let_go(self) -> None:
-        """Stop the body that is under way: all that it does is wait."""
-        ...
-
-    def failed(self, error: HoldfastError) -> None:
-        """The run cannot be written: end the attempt."""
-        ...
-
-    def declare(self, annotation: Any) -> None:
-        """Values of these types may be stored and built."""
-        ...
-
-    def tell_changed(self, key: str, name: str, before: str, now: str) -> None:
-        """A call was found with other arguments than it was made with."""
-        ...
-
-    def show(self, kind: str, **fields: Any) -> None:
-        """Show something to whoever watches, before it is durable."""
-        ...
-
-    async def look(self) -> None:
-        """Ask for the mail."""
-        ...
-
-    async def post(self, kind: str, key: str) -> bool:
-        """Post mail to this very run; False when the key was used before."""
-        ...
 
 
 class StepScope:

@@ -1,4 +1,4 @@
-"""What a live run needs of the engine that it lives in."""
+"""What a live run needs of the engine that it lives in, and what its steps need of the run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from holdfast.clock import Clock
-from holdfast.core.codec import Tree
+from holdfast.context import Frame, RunContext
+from holdfast.core.codec import Codec, Tree
+from holdfast.core.journal import Journal
+from holdfast.engine.hands import Hands
+from holdfast.engine.inbox import Inbox
+from holdfast.engine.notes import Notes
 from holdfast.engine.registry import Registry
+from holdfast.engine.writer import RunWriter
+from holdfast.errors import HoldfastError
 from holdfast.model import Event
 from holdfast.store.base import Store
 
@@ -59,4 +66,83 @@ class Surroundings(Protocol):
 
     def tell(self, watcher: Callable[[Event], Any], event: Event) -> None:
         """Show an event to this one."""
+        ...
+
+
+class Host(Protocol):
+    """What a scope needs of the run that it belongs to."""
+
+    writer: RunWriter
+    clock: Clock
+    codec: Codec
+    hands: Hands
+    children: Children
+    failures: dict[str, type[BaseException]]
+    memo: dict[str, Any]
+
+    @property
+    def journaled(self) -> bool:
+        """Whether there may be anything in the journal."""
+        ...
+
+    @property
+    def has_inbox(self) -> bool:
+        """Whether anything was sent to the run."""
+        ...
+
+    @property
+    def journal(self) -> Journal:
+        """What was already done inside the step under way."""
+        ...
+
+    @property
+    def notes(self) -> Notes:
+        """What writes while a step is under way."""
+        ...
+
+    @property
+    def inbox(self) -> Inbox:
+        """What others sent."""
+        ...
+
+    @property
+    def holds_calls(self) -> bool:
+        """Whether the run is to leave, so that no further call begins."""
+        ...
+
+    @property
+    def hurries(self) -> bool:
+        """Whether the run is to leave as soon as nothing is under way."""
+        ...
+
+    def context(self, frame: Frame) -> RunContext:
+        """What `current_run()` gives in that frame."""
+        ...
+
+    def let_go(self) -> None:
+        """Stop the body that is under way: all that it does is wait."""
+        ...
+
+    def failed(self, error: HoldfastError) -> None:
+        """The run cannot be written: end the attempt."""
+        ...
+
+    def declare(self, annotation: Any) -> None:
+        """Values of these types may be stored and built."""
+        ...
+
+    def tell_changed(self, key: str, name: str, before: str, now: str) -> None:
+        """A call was found with other arguments than it was made with."""
+        ...
+
+    def show(self, kind: str, **fields: Any) -> None:
+        """Show something to whoever watches, before it is durable."""
+        ...
+
+    async def look(self) -> None:
+        """Ask for the mail."""
+        ...
+
+    async def post(self, kind: str, key: str) -> bool:
+        """Post mail to this very run; False when the key was used before."""
         ...
