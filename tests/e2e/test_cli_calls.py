@@ -91,6 +91,7 @@ def calls(cli: Any) -> Any:
     [
         ("plain", ["-i", '{"a": 1}'], {"a": 1}),
         ("plain", ["-i", "-5"], -5),
+        ("plain", ["[1, 2]"], [1, 2]),
         ("plain", [], None),
         ("nothing", [], "nothing was given"),
         ("named", ["-i", "41"], 42),
@@ -112,6 +113,11 @@ def test_an_input_that_the_function_does_not_take_is_one_line(calls: Any, flow: 
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert calls("show", "r1").returncode in (6, 7)
+
+
+def test_an_input_that_is_given_twice_is_refused(calls: Any) -> None:
+    done = calls("run", "calls.py:plain", "1", "-i", "2")
+    assert (done.returncode, "given twice" in done.stderr) == (2, True)
 
 
 def test_what_happens_inside_a_step_is_told_as_it_happens_and_shown_later(calls: Any) -> None:

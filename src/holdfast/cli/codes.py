@@ -51,8 +51,8 @@ MEANING: dict[Exit, str] = {
     Exit.PAUSED: "the run is paused",
     Exit.WAITING: "the run waits for something from outside",
     Exit.CANCELLED: "the run was cancelled",
-    Exit.REFUSED: "refused, nothing changed: not found, owned by a live process, not allowed by its status, or an "
-    "answer that does not fit, was not asked for or comes second",
+    Exit.REFUSED: "refused, nothing changed: not found, owned by a live process, not allowed by its status, an answer "
+    "that does not fit",
     Exit.STORE: "the store is not there, cannot be read or written, or is damaged",
     Exit.OUTPUT: "the output could not be written; what was asked for was done",
     Exit.BUG: "a bug in Holdfast; HOLDFAST_DEBUG=1 shows the traceback",

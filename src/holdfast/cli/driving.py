@@ -149,20 +149,33 @@ async def _trace(runtime: Runtime, error: RunFailedError) -> str | None:
 
 @click.command()
 @click.argument("flow", metavar="FILE:FLOW")
-@click.option("-i", "--input", "input_", metavar="JSON", help="The input; @FILE or - (stdin) to read it.")
+@click.argument("input_", metavar="[INPUT]", required=False)
+@click.option("-i", "--input", "option", metavar="JSON", help="The input too; @FILE or - (stdin) to read it.")
 @click.option("--id", "id_", metavar="ID", help="The run's id: typed again, the same command goes on with it.")
 @meta_option("Something to find the run by later.")
 @store_option
 @json_option
-def run(flow: str, input_: str | None, id_: str | None, meta: tuple[str, ...], store: str | None, json_: bool) -> Exit:
+def run(
+    flow: str,
+    input_: str | None,
+    option: str | None,
+    id_: str | None,
+    meta: tuple[str, ...],
+    store: str | None,
+    json_: bool,
+) -> Exit:
     """Start a run, go on with it, or print its result.
 
     FILE:FLOW is a Python file (or module) and the flow in it, for example app.py:report; FILE alone will do when
-    it has one flow. Ctrl-C lets the step under way finish and hands the run back; twice: at once.
+    it has one flow. INPUT is JSON, @FILE or - (stdin). Ctrl-C lets the step under way finish and hands the run back;
+    twice: at once.
     """
     if id_ is not None:
         check_id(id_)
-    given = MISSING if input_ is None else read_json(input_, "--input")
+    if input_ is not None and option is not None:
+        raise UsageError("the input is given twice, with --input and without")
+    text = option if input_ is None else input_
+    given = MISSING if text is None else read_json(text, "--input")
     metadata = read_meta(meta)
     drive = Drive(store, json=json_)
     loaded = only_flow(_load(flow, json_))
