@@ -56,11 +56,14 @@ class Registry:
         known = self._flows.get(flow.name)
         if known is not None and known[0] is flow:
             return
-        if hasattr(flow, "validate"):
-            flow.validate()
-        self._flows[flow.name] = (flow, Codec([*flow.types, *self._types]))
-        for child in getattr(flow, "subflows", ()):
-            self.add(child)
+        # All are looked at before one is added: what is declared wrong leaves nothing behind.
+        family = _family(flow)
+        for one in family:
+            if hasattr(one, "validate"):
+                one.validate()
+        for one in family:
+            if one.name not in self._flows or self._flows[one.name][0] is not one:
+                self._flows[one.name] = (one, Codec([*one.types, *self._types]))
 
     def flow(self, run_id: str, name: str) -> tuple[Flow[Any], Codec]:
         """The flow of a stored run. Raises FlowNotRegisteredError."""
@@ -81,3 +84,19 @@ class Registry:
     def names(self) -> tuple[str, ...]:
         """The names of the flows."""
         return tuple(self._flows)
+
+
+def _family(flow: Flow[Any]) -> list[Flow[Any]]:
+    """The flow and those that it runs as children, and theirs. Raises UsageError when two have the same name."""
+    found: dict[str, Flow[Any]] = {}
+    to_look_at = [flow]
+    while to_look_at:
+        one = to_look_at.pop()
+        if found.setdefault(one.name, one) is one:
+            to_look_at += [child for child in getattr(one, "subflows", ()) if found.get(child.name) is not child]
+        else:
+            raise UsageError(
+                f"flow {flow.name!r} runs two different flows named {one.name!r}. A stored run finds its flow by its "
+                f"name: give one of them another."
+            )
+    return list(found.values())
