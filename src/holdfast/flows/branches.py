@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
 from holdfast.errors import UsageError
-from holdfast.inside import Child, call, spawn
+from holdfast.inside import Child, begun, frame_for, spawning, with_options
+from holdfast.inside import needed as inside_a_run
 from holdfast.work import as_work
 
 Merge = Literal["all", "first"] | int
@@ -25,70 +26,130 @@ def name_of(value: Any) -> str:
 
 
 class Branch:
-    """Something under way: a function as a call, a flow as a child. Its place is taken here and now, under `key`.
+    """Something to be done: a function as a call, a flow as a child. Its place is taken here and now, under `key`.
 
     Each gets data of its own, so that none sees what another does to it.
     """
 
     def __init__(self, what: Any, data: Any, key: str) -> None:
-        data = copy.deepcopy(data)
-        self.child: Child[Any] | None = spawn(what, data, key=key) if is_flow(what) else None
-        self.task = asyncio.ensure_future(
-            call.options(key=key)(what, data) if self.child is None else settled(self.child)
-        )
+        frame = inside_a_run("call", frame_for("call"))
+        self._what, self._data = what, copy.deepcopy(data)
+        self.is_child = is_flow(what)
+        self._id = ""
+        if self.is_child:
+            self._place, self._id = spawning(frame, what, data, None, key)
+        else:
+            self._what = with_options(as_work(what), {"key": key})
+            self._place = frame.take(self._what.called, frame.scope.digest(((data,), {})), key)
+        self._scope = frame.scope
+        self._child: Child[Any] | None = None
+        self.task: asyncio.Future[Any] | None = None
+        """What is under way, once it has begun."""
+
+    def begin(self) -> asyncio.Future[Any]:
+        """Do it, if its result is not known already."""
+        if self.task is None:
+            if self.is_child:
+                self._child = begun(self._place, self._what, self._data, self._id)
+                self.task = asyncio.ensure_future(settled(self._child))
+            else:
+                self.task = asyncio.ensure_future(self._scope.call(self._place, self._what, (self._data,), {}))
+        return self.task
 
     @property
-    def fine(self) -> bool:
-        """Whether it has a result."""
-        return self.task.done() and not self.task.cancelled() and self.task.exception() is None
+    def found(self) -> int:
+        """The entry of the log that holds its result: the lower, the earlier it was there; 0 without a result."""
+        return self._scope.found(self._place)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What it has come to, if that is no result."""
+        if self.task is None or not self.task.done():
+            return None
+        return asyncio.CancelledError() if self.task.cancelled() else self.task.exception()
+
+    async def give_up(self, reason: str) -> None:
+        """It is not needed any more: a child is cancelled for good."""
+        if self._child is not None:
+            await self._child.cancel(reason)
+        elif self.is_child:  # not begun in this life, but perhaps in the one before
+            await self._scope.cancel_child(self._id, reason)
 
 
 async def merged(functions: Sequence[Any], state: Any, need: int) -> list[Any]:
     """The first `need` results, in the order of the branches. What is still under way then is given up.
 
-    When so many have failed that this cannot be, the first failure is raised. Children are left to themselves
-    then: they are found again when the step is tried again.
+    When so many have failed that this cannot be, the first failure is raised.
     """
     branches = [Branch(function, state, str(place)) for place, function in enumerate(functions)]
-    tasks = [branch.task for branch in branches]
-    pending, failures = set(tasks), list[BaseException]()
     try:
-        while pending and sum(branch.fine for branch in branches) < need:
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            failures += [error for task in tasks if task in done and (error := task.exception()) is not None]
-            if len(tasks) - len(failures) < need:
-                raise failures[0]
+        await _until_enough(branches, need)
+        # By the log, not by who is quicker this time: after a crash the same ones are first.
+        first = sorted((branch for branch in branches if branch.found), key=lambda branch: branch.found)[:need]
         for branch in branches:
-            if branch.child is not None and not branch.task.done():
-                await branch.child.cancel("not needed any more")
-        return [branch.task.result() for branch in branches if branch.fine][:need]
+            if branch not in first:
+                await branch.give_up("not needed any more")
+        return [await branch.begin() for branch in branches if branch in first]
     finally:
-        await _give_up(tasks)
+        await _give_up(branches)
+
+
+async def _until_enough(branches: list[Branch], need: int) -> None:
+    """Return when so many have a result. Nothing begins when they have it from before."""
+    if sum(branch.found > 0 for branch in branches) >= need:
+        return
+    pending, failures = {branch.begin() for branch in branches}, list[BaseException]()
+    while pending and sum(branch.found > 0 for branch in branches) < need:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        failures += [branch.failure for branch in branches if branch.task in done and branch.failure is not None]
+        if len(branches) - len(failures) < need:
+            await _calls_ended(branches)
+            raise failures[0]
 
 
 async def mapped(what: Any, items: Sequence[Any], concurrency: int) -> list[Any]:
-    """The result for each item, in order; at most `concurrency` are under way at once."""
-    room, tasks, failed = asyncio.Semaphore(concurrency), list[asyncio.Future[Any]](), asyncio.Event()
+    """The result for each item, in order; at most `concurrency` are under way at once.
+
+    Once one has failed no other is begun, and its failure is raised.
+    """
+    room, branches, failed = asyncio.Semaphore(concurrency), list[Branch](), list[asyncio.Future[Any]]()
 
     def ended(task: asyncio.Future[Any]) -> None:
         room.release()
         if task.cancelled() or task.exception() is not None:
-            failed.set()
+            failed.append(task)
 
     try:
         for place, item in enumerate(items):
             await room.acquire()
-            if failed.is_set():
+            if failed:
                 break
-            tasks.append(task := Branch(what, item, str(place)).task)
-            task.add_done_callback(ended)
-        return list(await asyncio.gather(*tasks))
+            branches.append(branch := Branch(what, item, str(place)))
+            branch.begin().add_done_callback(ended)
+        pending = {branch.begin() for branch in branches}
+        while pending and not failed:
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+        if failed:
+            await _calls_ended(branches)
+            raise failed[0].exception() or asyncio.CancelledError
+        return [await branch.begin() for branch in branches]
     finally:
-        await _give_up(tasks)
+        await _give_up(branches)
 
 
-async def _give_up(tasks: Sequence[asyncio.Future[Any]]) -> None:
+async def _calls_ended(branches: Sequence[Branch]) -> None:
+    """Return when no function is under way: its result is kept for the next attempt, and nothing is done twice.
+
+    Children are left to themselves: they go on, and are found again when the step is tried again.
+    """
+    calls = [branch.task for branch in branches if branch.task is not None and not branch.is_child]
+    if calls:
+        await asyncio.wait(calls)
+
+
+async def _give_up(branches: Sequence[Branch]) -> None:
     """Cancel what is not done, and return when it is."""
+    tasks = [branch.task for branch in branches if branch.task is not None]
     under_way = [task for task in tasks if not task.done()]
     for task in under_way:
         task.cancel()

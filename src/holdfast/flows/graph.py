@@ -12,17 +12,16 @@ from holdfast.core.retry import RetryPolicy
 from holdfast.errors import TooManyStepsError, UnknownTargetError, UsageError
 from holdfast.flows.base import Position, Step
 from holdfast.flows.branches import Merge, Reduce, is_flow, settled
+from holdfast.flows.edges import Edges
 from holdfast.flows.input import fit_input
-from holdfast.flows.moves import End, Goto, target_name
-from holdfast.flows.nodes import Node, compensated, flow_node, human_node, map_node, parallel_node
+from holdfast.flows.moves import NOT_GIVEN, End, Goto, target_name
+from holdfast.flows.nodes import Node, compensated, flow_node, function_node, human_node, map_node, parallel_node
 from holdfast.flows.picture import mermaid
 from holdfast.inside import NOTHING
 from holdfast.work import OnDoubt, check_name
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
-
-Chooser = Callable[[Any], Any]
 
 
 class Graph(Generic[S]):
@@ -67,9 +66,7 @@ class Graph(Generic[S]):
         self.max_steps = max_steps
         self._nodes: dict[str, Node] = {}
         self._starts: list[str] = []
-        self._edges: dict[str, str] = {}
-        self._choices: dict[str, tuple[Chooser, dict[Any, str]]] = {}
-        self._gotos: dict[str, list[str]] = {}
+        self._edges = Edges()
         self._problems: list[str] = []
         self._checked = False
 
@@ -90,7 +87,7 @@ class Graph(Generic[S]):
         start: bool = False,
         retry: RetryPolicy | None = None,
         timeout: float | None = None,
-        on_doubt: OnDoubt = "retry",
+        on_doubt: OnDoubt | None = None,
         executor: Executor | None = None,
         compensate: Callable[..., Any] | None = None,
         goto: Sequence[Any] = (),
@@ -105,7 +102,7 @@ class Graph(Generic[S]):
         start: bool = False,
         retry: RetryPolicy | None = None,
         timeout: float | None = None,
-        on_doubt: OnDoubt = "retry",
+        on_doubt: OnDoubt | None = None,
         executor: Executor | None = None,
         compensate: Callable[..., Any] | None = None,
         goto: Sequence[Any] = (),
@@ -118,41 +115,35 @@ class Graph(Generic[S]):
         names the nodes that it goes to by `Goto`, as far as no edge leads there.
         """
 
+        options = {"retry": retry, "timeout": timeout, "on_doubt": on_doubt, "executor": executor}
+
         def declare(given: Any) -> Any:
-            if is_flow(given):
-                node = flow_node(given, name)
-            else:
-                step = (
-                    given
-                    if isinstance(given, Step)
-                    else Step(given, name=name, retry=retry, timeout=timeout, on_doubt=on_doubt, executor=executor)
-                )
-                node = Node(name or step.called, step)
-                if compensate is not None:
-                    node = compensated(node, compensate)
+            node = (flow_node if is_flow(given) else function_node)(given, name, options)
+            if compensate is not None:
+                node = compensated(node, compensate)
             self._add(node, start=start)
+            self._edges.also_called(given, node.name)
             if goto:
-                self._gotos[node.name] = [target_name(target) for target in goto]
+                self._edges.announce(node.name, goto)
             return given
 
         return declare if fn is None else declare(fn)
 
     def edge(self, source: Any, target: Any) -> None:
-        """After `source` comes `target`."""
-        source, target = target_name(source), target_name(target)
-        if source in self._edges or source in self._choices:
-            self._problems.append(f"node {source!r} has two ways out: use graph.branch to choose between them")
-        self._edges[source] = target
+        """After `source` comes `target`; both by name or as what was made the node."""
+        self._edges.add(source, None, {None: target})
         self._checked = False
 
     def branch(self, source: Any, chooser: Any, targets: Mapping[Any, Any]) -> None:
-        """After `source` comes the node that `targets` has for the label that `chooser(state)` gives."""
-        source = target_name(source)
-        if source in self._edges or source in self._choices:
-            self._problems.append(f"node {source!r} has two ways out: use one graph.branch to choose between them")
+        """After `source` comes the node that `targets` has for the label that `chooser(state)` gives.
+
+        The chooser may be async. A label that is not there fails the run at `source`, which is done again by a resume.
+        """
         if not callable(chooser):
-            self._problems.append(f"the chooser of branch {source!r} is not a function: {chooser!r}")
-        self._choices[source] = (chooser, {label: target_name(target) for label, target in targets.items()})
+            self._problems.append(f"the chooser of branch {target_name(source)!r} is not a function: {chooser!r}")
+        if not hasattr(targets, "items"):
+            raise UsageError(f"graph {self.name}: the targets of a branch are {{label: node}}, not {targets!r}")
+        self._edges.add(source, chooser, targets)
         self._checked = False
 
     def parallel(
@@ -162,6 +153,8 @@ class Graph(Generic[S]):
         *,
         merge: Merge = "all",
         reduce: Reduce | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: float | None = None,
         start: bool = False,
     ) -> str:
         """A node that does several things at once with the state: functions as journaled calls, flows as children.
@@ -169,7 +162,7 @@ class Graph(Generic[S]):
         `merge`: wait for all, the first, or so many of them; the rest is given up. `reduce(state, results)`
         gives the new state; without it `state[name]` is the list of results. Gives the node's name.
         """
-        return self._special(lambda: parallel_node(name, branches, merge, reduce, self._state), start=start)
+        return self._add(parallel_node(name, branches, merge, reduce, self._state, retry, timeout), start=start)
 
     def map(
         self,
@@ -179,6 +172,8 @@ class Graph(Generic[S]):
         node: Any,
         concurrency: int = 8,
         reduce: Reduce | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: float | None = None,
         start: bool = False,
     ) -> str:
         """A node that calls `node` for every item that `over(state)` gives, `concurrency` at once.
@@ -186,7 +181,8 @@ class Graph(Generic[S]):
         A crash repeats only the items that had not finished. `reduce(state, results)` gives the new state; without
         it `state[name]` is the list of results, in order. Gives the node's name.
         """
-        return self._special(lambda: map_node(name, over, node, concurrency, reduce, self._state), start=start)
+        made = map_node(name, over, node, concurrency, reduce, self._state, retry, timeout)
+        return self._add(made, start=start)
 
     def human(
         self,
@@ -204,16 +200,9 @@ class Graph(Generic[S]):
 
         Without `reduce`, `state[name]` is the answer. Gives the node's name.
         """
-        return self._special(
-            lambda: human_node(name, question, data, schema, timeout, default, reduce, self._state), start=start
-        )
+        return self._add(human_node(name, question, data, schema, timeout, default, reduce, self._state), start=start)
 
-    def _special(self, make: Callable[[], Node], *, start: bool) -> str:
-        node = make()
-        self._add(node, start=start)
-        return node.name
-
-    def _add(self, node: Node, *, start: bool) -> None:
+    def _add(self, node: Node, *, start: bool) -> str:
         if node.name in self._nodes:
             self._problems.append(f"two nodes are named {node.name!r}")
         self._problems += node.problems
@@ -221,12 +210,13 @@ class Graph(Generic[S]):
         if start:
             self._starts.append(node.name)
         self._checked = False
+        return node.name
 
     def validate(self) -> None:
         """Raises UsageError that lists everything that is wrong with the graph."""
-        problems = [*self._problems, *self._start_problems(), *self._edge_problems()]
-        if not problems:
-            reached = self._reachable()
+        problems = [*self._problems, *self._start_problems(), *self._edges.join(self._nodes)]
+        if self._starts:
+            reached = self._edges.reached(self._starts)
             problems += [
                 f"node {name!r} cannot be reached by any edge (a Goto to it is declared with goto=)"
                 for name in self._nodes
@@ -245,39 +235,10 @@ class Graph(Generic[S]):
         found = f"{len(self._starts)} start nodes ({', '.join(self._starts)})" if self._starts else "no start node"
         return [f"it has {found}: mark one with start=True"]
 
-    def _edge_problems(self) -> list[str]:
-        known = self._nodes
-        problems = [f"an edge begins at {a!r}, which is no node" for a in self._sources() if a not in known]
-        for source, targets in [*self._targets().items(), *self._gotos.items()]:
-            problems += [
-                f"the edge from {source!r} leads to {b!r}, which is no node" for b in targets if b not in known
-            ]
-            if not targets:
-                problems.append(f"the branch at {source!r} has no targets")
-        return problems
-
-    def _sources(self) -> list[str]:
-        return [*self._edges, *self._choices]
-
-    def _targets(self) -> dict[str, list[str]]:
-        chosen = {source: list(targets.values()) for source, (_, targets) in self._choices.items()}
-        return {source: [target] for source, target in self._edges.items()} | chosen
-
-    def _reachable(self) -> set[str]:
-        targets = self._targets()
-        reached, to_visit = set[str](), list(self._starts)
-        while to_visit:
-            name = to_visit.pop()
-            if name not in reached:
-                reached.add(name)
-                to_visit += [*targets.get(name, []), *self._gotos.get(name, [])]
-        return reached
-
     def mermaid(self) -> str:
         """The graph as a Mermaid flowchart."""
         self.validate()
-        choices = {source: targets for source, (_, targets) in self._choices.items()}
-        return mermaid(self._starts[0], self._nodes.values(), self._edges, choices, self._gotos)
+        return mermaid(self._starts[0], self._nodes.values(), self._edges)
 
     # Running
 
@@ -323,12 +284,15 @@ class Graph(Generic[S]):
         name, done, state = position.cursor["next"], position.cursor["step"], position.state
         if done >= self.max_steps:
             raise TooManyStepsError(f"graph {self.name!r}", f"node {name!r}", self.max_steps, "max_steps")
+        if not self._checked:
+            self.validate()
         outcome = await scope.perform(self._nodes[name].step, state)
         if isinstance(outcome, End):
-            return Position(state, {"step": done + 1, "next": None}, outcome.result)
+            left = state if outcome.left is NOT_GIVEN else outcome.left
+            return Position(left, {"step": done + 1, "next": None}, outcome.result)
         if isinstance(outcome, Goto):
             state = state if outcome.state is None else outcome.state
-            target: str | None = target_name(outcome.node)
+            target: str | None = self._edges.name(outcome.node, self._nodes)
         else:
             state = state if outcome is None else outcome
             target = await self._after(name, state)
@@ -337,10 +301,11 @@ class Graph(Generic[S]):
         return Position(state, {"step": done + 1, "next": target})
 
     async def _after(self, name: str, state: Any) -> str | None:
-        if name not in self._choices:
-            return self._edges.get(name)
-        chooser, targets = self._choices[name]
-        label = await settled(chooser(state))
-        if label not in targets:
-            raise UnknownTargetError(f"the branch at {name!r} of graph {self.name!r}", label, targets)
-        return targets[label]
+        way = self._edges.ways.get(name)
+        if way is None:
+            return None
+        label = None if way.chooser is None else await settled(way.chooser(state))
+        try:
+            return way.targets[label]
+        except (KeyError, TypeError):  # TypeError: a label that cannot be a key at all
+            raise UnknownTargetError(f"the branch at {name!r} of graph {self.name!r}", label, way.targets) from None

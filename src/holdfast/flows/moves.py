@@ -11,10 +11,12 @@ NOT_GIVEN: Any = object()
 class End(Generic[R]):
     """The run is finished and this is its result."""
 
-    __slots__ = ("result",)
+    __slots__ = ("left", "result")
 
     def __init__(self, result: R = None) -> None:  # type: ignore[assignment]
         self.result = result
+        self.left: Any = NOT_GIVEN
+        """The state that the step had made by then, where that is known from the log alone."""
 
 
 class Goto:
@@ -52,23 +54,28 @@ def target_name(target: Any) -> str:
 
 
 def pack_outcome(value: Any, state: Any) -> Any:
-    """What is stored of what a step returned, so that nothing of it is lost."""
+    """What is stored of what a step returned, so that nothing of it is lost, nor of what it did to `state`."""
     match value:
         case End():
-            return ("end", value.result)
+            return ("end", value.result, state)
         case Goto():
-            return ("goto", target_name(value.node), value.state)
+            return ("goto", target_name(value.node), state if value.state is None else value.state)
         case Handover():
-            return ("handover", target_name(value.member), value.data)
+            return ("handover", target_name(value.member), state if value.data is None else value.data)
         case Terminate():
-            return ("terminate",) if value.result is NOT_GIVEN else ("terminate", value.result)
+            return ("terminate", state if value.result is NOT_GIVEN else value.result)
         case _:
             return ("state", state if value is None else value)
 
 
 def unpack_outcome(packed: Any) -> Any:
     """What the step returned."""
-    kind, *rest = packed
-    if kind == "state":
-        return rest[0]
-    return {"end": End, "goto": Goto, "handover": Handover, "terminate": Terminate}[kind](*rest)
+    match packed:
+        case ("state", state):
+            return state
+        case ("end", result, left):
+            end = End(result)
+            end.left = left
+            return end
+        case (kind, *rest):
+            return {"end": End, "goto": Goto, "handover": Handover, "terminate": Terminate}[kind](*rest)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, get_origin, is_typeddict
+
+import msgspec
 
 from holdfast.core.retry import RetryPolicy
-from holdfast.errors import UsageError
+from holdfast.errors import CallFailedError, UsageError
 from holdfast.flows.base import Step
 from holdfast.flows.branches import Merge, Reduce, is_flow, mapped, merged, needed, settled
 from holdfast.flows.moves import pack_outcome, unpack_outcome
@@ -30,14 +33,37 @@ class Node:
         self.problems: list[str] = []
 
 
-def flow_node(flow: Any, name: str | None) -> Node:
+def function_node(given: Any, name: str | None, options: dict[str, Any]) -> Node:
+    """A function or step as a node; options that are not given are the step's own."""
+    options = {option: value for option, value in options.items() if value is not None}
+    if isinstance(given, Step):
+        own = {option: getattr(given, option) for option in ("retry", "timeout", "on_doubt", "executor")}
+        step: Step[..., Any] = Step(given.fn, name=name or given.name, **own | options)
+        step.origin = given.origin
+    else:
+        step = Step(given, name=name, **options)
+    return Node(step.called, step)
+
+
+def flow_node(flow: Any, name: str | None, options: dict[str, Any]) -> Node:
     """A flow as a node: a child run with the state as its input, whose result is the new state."""
 
     async def subgraph(state: Any) -> Any:
         return await spawn(flow, state)
 
     name = name or flow.name
-    return Node(name, Step(subgraph, name=name), "subroutine", inner=[flow])
+    step: Step[..., Any] = Step(subgraph, name=name, retry=options["retry"], timeout=options["timeout"])
+    node = Node(name, step, "subroutine", inner=[flow])
+    node.problems += [
+        f"node {name!r} is a flow, which takes no {option}=: give it to the flow's own steps"
+        for option in ("on_doubt", "executor")
+        if options[option] is not None
+    ]
+    return node
+
+
+class _Undone(Exception):
+    """A compensation gave nothing to go on with. As a failure it is not kept for the next attempt of its node."""
 
 
 def compensated(node: Node, undo: Callable[..., Any]) -> Node:
@@ -49,30 +75,47 @@ def compensated(node: Node, undo: Callable[..., Any]) -> Node:
             return unpack_outcome(await call_async(tried, (copy.deepcopy(state),), {}))
         except Exception as error:
             args: tuple[Any, ...] = (copy.deepcopy(state), error) if _takes_error(undo) else (copy.deepcopy(state),)
-            outcome = await call_async(undone, args, {})
-            if outcome is None:
+            try:
+                return unpack_outcome(await call_async(undone, args, {}))
+            except _Undone:
+                raise error from None
+            except CallFailedError as found:
+                if found.error_type == _Undone.__qualname__:
+                    raise error from None
                 raise
-            return unpack_outcome(outcome)
 
     # Its retries are those of the call inside: the step itself is tried once.
     step = Step(with_compensation, name=node.name, retry=_ONCE)
-    return Node(node.name, step, node.shape, inner=[node.step, undo])
+    whole = Node(node.name, step, node.shape, inner=[node.step, undo, *node.flows])
+    whole.problems += node.problems
+    if any(isinstance(work.executor, ProcessPoolExecutor) for work in (tried, undone)):
+        whole.problems.append(f"node {node.name!r} has a compensation, so neither can run in a process pool")
+    return whole
 
 
 def _packed(work: Work, *, key: str | None = None) -> Work:
     """The function with what it returns in a form that can be stored; that of a compensation may be nothing."""
-    fn, keep_none = work.fn, key is not None
+    fn, may_be_nothing = work.fn, key is not None
 
     def pack(value: Any, state: Any) -> Any:
-        return None if value is None and keep_none else pack_outcome(value, state)
+        if value is None and may_be_nothing:
+            raise _Undone
+        return pack_outcome(value, state)
 
     async def awaited(state: Any, *rest: Any) -> Any:
         return pack(await fn(state, *rest), state)
 
     def plain(state: Any, *rest: Any) -> Any:
-        return pack(fn(state, *rest), state)
+        value = fn(state, *rest)
+        return _later(value, state) if inspect.isawaitable(value) else pack(value, state)
+
+    async def _later(value: Any, state: Any) -> Any:
+        return pack(await value, state)
 
     options = {name: getattr(work, name) for name in ("retry", "timeout", "on_doubt", "executor")}
+    if options["retry"] is not None:
+        retry = options["retry"]
+        options["retry"] = msgspec.structs.replace(retry, never=(*retry.never, _Undone))
     return Work(awaited if work.is_async else plain, name=work.called, key=key, **options)
 
 
@@ -81,10 +124,20 @@ def _takes_error(fn: Callable[..., Any]) -> bool:
         inspect.signature(fn).bind(None, None)
     except TypeError:
         return False
+    except ValueError:  # a builtin that does not say what it takes
+        return False
     return True
 
 
-def parallel_node(name: str, branches: Sequence[Any], merge: Merge, reduce: Reduce | None, declared: Any) -> Node:
+def parallel_node(
+    name: str,
+    branches: Sequence[Any],
+    merge: Merge,
+    reduce: Reduce | None,
+    declared: Any,
+    retry: RetryPolicy | None,
+    timeout: float | None,
+) -> Node:
     """Several functions and flows at once."""
     branches = list(branches)
     if not branches:
@@ -95,13 +148,20 @@ def parallel_node(name: str, branches: Sequence[Any], merge: Merge, reduce: Redu
         results = await merged(branches, state, need)
         return await _reduced(name, reduce, state, results[0] if merge == "first" and reduce is None else results)
 
-    node = Node(name, Step(fan_out, name=name), "parallel", inner=branches)
+    node = Node(name, Step(fan_out, name=name, retry=retry, timeout=timeout), "parallel", inner=branches)
     node.problems += _needs_reduce(f"parallel {name!r}", reduce, declared)
     return node
 
 
 def map_node(
-    name: str, over: Callable[[Any], Any], what: Any, concurrency: int, reduce: Reduce | None, declared: Any
+    name: str,
+    over: Callable[[Any], Any],
+    what: Any,
+    concurrency: int,
+    reduce: Reduce | None,
+    declared: Any,
+    retry: RetryPolicy | None,
+    timeout: float | None,
 ) -> Node:
     """One function or flow for every item."""
     if type(concurrency) is not int or concurrency < 1:
@@ -112,7 +172,7 @@ def map_node(
         items = await call.options(key="items")(_as_list(over), state)
         return await _reduced(name, reduce, state, await mapped(what, items, concurrency))
 
-    node = Node(name, Step(for_each, name=name), "parallel", inner=[what])
+    node = Node(name, Step(for_each, name=name, retry=retry, timeout=timeout), "parallel", inner=[what, over])
     node.problems += _needs_reduce(f"map {name!r}", reduce, declared)
     return node
 
@@ -143,6 +203,8 @@ def human_node(
         return await _reduced(name, reduce, state, answer)
 
     node = Node(name, Step(wait_for_a_person, name=name), "human")
+    if isinstance(schema, type):
+        node.types.append(schema)
     node.problems += _needs_reduce(f"human node {name!r}", reduce, declared)
     return node
 
@@ -158,6 +220,6 @@ async def _reduced(name: str, reduce: Callable[[Any, Any], Any] | None, state: A
 
 
 def _needs_reduce(what: str, reduce: Any, declared: Any) -> list[str]:
-    if reduce is None and declared is not None and declared is not dict:
-        return [f"{what} needs reduce=fn(state, results): the state is no dict to put its results into"]
-    return []
+    if reduce is not None or declared in (None, dict) or get_origin(declared) is dict or is_typeddict(declared):
+        return []
+    return [f"{what} needs reduce=fn(state, results): the state is no dict to put its results into"]

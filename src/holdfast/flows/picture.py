@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
+
+from holdfast.flows.edges import Edges
 
 _SHAPES = {
     "box": ('["', '"]'),
@@ -13,30 +15,23 @@ _SHAPES = {
 }
 
 
-def mermaid(
-    start: str,
-    nodes: Iterable[Any],
-    edges: Mapping[str, str],
-    choices: Mapping[str, Mapping[Any, str]],
-    gotos: Mapping[str, list[str]],
-) -> str:
-    """The flowchart, from its start to the nodes that end it; what a node goes to by itself is dotted."""
+def mermaid(start: str, nodes: Iterable[Any], edges: Edges) -> str:
+    """The flowchart, from its start to the nodes that end it; where a node goes by itself is dotted."""
     nodes = list(nodes)
     ids = {node.name: f"n{place}" for place, node in enumerate(nodes)}
-    lines = ["flowchart TD", f"    start([start]) --> {ids[start]}"]
+    lines = ["flowchart TD", f'    start(["start"]) --> {ids[start]}']
     for node in nodes:
         left, right = _SHAPES[node.shape]
         lines.append(f"    {ids[node.name]}{left}{_text(node.name)}{right}")
-    for source, target in edges.items():
-        lines.append(f"    {ids[source]} --> {ids[target]}")
-    for source, targets in choices.items():
-        for label, target in targets.items():
-            lines.append(f'    {ids[source]} -->|"{_text(label)}"| {ids[target]}')
-    for source, names in gotos.items():
+    for source, way in edges.ways.items():
+        for label, target in way.targets.items():
+            arrow = "-->" if way.chooser is None else f'-->|"{_text(label)}"|'
+            lines.append(f"    {ids[source]} {arrow} {ids[target]}")
+    for source, names in edges.gotos.items():
         lines += [f"    {ids[source]} -.-> {ids[name]}" for name in names]
     for node in nodes:
-        if node.name not in edges and node.name not in choices:
-            lines.append(f"    {ids[node.name]} --> finish([end])")
+        if node.name not in edges.ways:
+            lines.append(f'    {ids[node.name]} --> finish(["end"])')
     return "\n".join(lines) + "\n"
 
 
