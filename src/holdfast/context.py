@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import itertools
 import os
 import sys
@@ -24,9 +23,10 @@ from weakref import WeakSet
 
 import msgspec
 
+from holdfast.beside import tasks_beside
 from holdfast.core.ids import storable
 from holdfast.core.journal import Names, branch_name
-from holdfast.errors import IdenticalBranchError, KeyReusedError, UsageError
+from holdfast.errors import IdenticalBranchError, KeyReusedError, UsageError, with_key
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -204,7 +204,7 @@ class Frame:
         if first is None:
             raise UsageError(
                 f"a task begins with a call of {name!r} whose arguments cannot be encoded, so nothing tells it from "
-                f"other tasks after a crash. Give it a key: {name}.options(key=...)(...) or call.options(key=...)(...)."
+                f"other tasks after a crash. Give it a key: {with_key(name)}."
             )
         mine, names = _Branch(self, above), above._names
         with _naming:  # threads that are bound to the run may begin at once
@@ -250,7 +250,7 @@ class _Branch:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if self._above.branches <= _MANY:
-            self.beside = _beside(task)
+            self.beside = tasks_beside(task)
         self._above.branches -= 1
         self.frame.holder = None  # a task that has ended is not to be kept for as long as its name is
 
@@ -260,39 +260,6 @@ class _Branch:
         if mine.bound is not None:
             return theirs.unbound is not None and theirs.unbound < mine.bound
         return other.beside is not None and mine.holder not in other.beside
-
-
-_last_look: tuple[asyncio.AbstractEventLoop, WeakSet[Any]] | None = None
-
-
-def _beside(ended: asyncio.Task[Any]) -> WeakSet[Any]:
-    """The tasks that were there when this one ended, told by one of its callbacks.
-
-    Whoever awaited it may have gone on already and started the next one. That has not begun to run: it stands
-    in the loop's queue behind this callback. All tasks that end in one turn of the loop share a look around,
-    as long as they had ended by then; what had not begun to run at that time counts as there for them.
-    """
-    global _last_look
-    loop = ended.get_loop()
-    if _last_look is not None and _last_look[0] is loop and ended not in _last_look[1]:
-        return _last_look[1]
-    there = asyncio.all_tasks(loop)
-    _last_look = loop, WeakSet(there)
-    loop.call_soon(_look_again)
-    return WeakSet(task for task in there if _has_begun(task))
-
-
-def _look_again() -> None:
-    global _last_look
-    _last_look = None
-
-
-def _has_begun(task: asyncio.Task[Any]) -> bool:
-    coro: Any = task.get_coro()
-    try:
-        return inspect.getcoroutinestate(coro) != inspect.CORO_CREATED
-    except AttributeError:  # made by something else than Python
-        return True
 
 
 class RunContext(msgspec.Struct, frozen=True):
