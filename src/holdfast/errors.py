@@ -178,7 +178,8 @@ class RunFailedError(RunError):
         self.step, self.error = step, error
         where = f" in step {step!r}" if step else ""
         super().__init__(
-            run_id, f"run {run_id} failed{where}: {error}. rt.resume({run_id!r}) goes on at the failed step."
+            run_id,
+            f"run {run_id} failed{where}: {error.rstrip('.')}. rt.resume({run_id!r}) goes on at the failed step.",
         )
 
 
@@ -318,6 +319,13 @@ class KeyReusedError(UsageError):
         )
 
 
+def with_key(name: str) -> str:
+    """How a call of that name is given a key, for whoever has to."""
+    if name in ("ask", "receive", "sleep", "spawn"):
+        return f"{name}(..., key=...)"
+    return f"{name}.options(key=...)(...) or call.options(key=...)({name}, ...)"
+
+
 class IdenticalBranchError(UsageError):
     """Two tasks of one scope begin with the same call, so nothing tells them apart after a crash."""
 
@@ -325,8 +333,7 @@ class IdenticalBranchError(UsageError):
         self.run_id, self.name = run_id, name
         super().__init__(
             f"run {run_id}: two tasks begin with the same call of {name!r} with the same arguments, so after a crash "
-            f"nothing would tell whose results are whose. Give each a key: {name}.options(key=...)(...) or "
-            f"call.options(key=...)({name}, ...)."
+            f"nothing would tell whose results are whose. Give each a key: {with_key(name)}."
         )
 
 
@@ -380,7 +387,7 @@ class CallInDoubtError(HoldfastError):
     def __init__(self, run_id: str, call: str, key: str) -> None:
         self.run_id, self.call, self.key = run_id, call, key
         super().__init__(
-            f"run {run_id}: call {call!r} was under way when its process ended, and nobody knows whether it was done "
+            f"run {run_id}: call {call!r} was cut off while it was under way, and nobody knows whether it was done "
             f"(idempotency key {key}). It was not repeated. Declare on_doubt='ask' and resume the run to decide by an "
             f"answer, or on_doubt='retry' if repeating is safe."
         )

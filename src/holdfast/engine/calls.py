@@ -109,7 +109,7 @@ class Calling:
         if self._work.on_doubt == "fail":
             raise CallInDoubtError(self._host.writer.run, name, key)
         question = (
-            f"Was the call {name!r} done? Its process ended while it was under way. Answer "
+            f"Was the call {name!r} done? It was cut off while it was under way. Answer "
             f'{{"done": true, "result": ...}} with its result, or {{"done": false}} to have it made again.'
         )
         place = Place(self._place.frame, f"{self._place.key}/?{record.seq}", "ask", None)

@@ -370,7 +370,9 @@ def describe(*bodies: dict[str, Any]) -> str:
 def _described(body: dict[str, Any]) -> str:
     match body["wait"]:
         case "ask":
-            return f"an answer to {body['question'][:100]!r} (ask {body['ask']})"
+            question = body["question"]
+            shown = question if len(question) <= 100 else f"{question[:99]}…"
+            return f"an answer to {shown!r} (ask {body['ask']})"
         case "receive":
             return f"a message on {body['topic']!r}"
         case "child":
