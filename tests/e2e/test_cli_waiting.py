@@ -283,6 +283,11 @@ def test_a_run_that_sleeps_says_until_when(waits: Any) -> None:
     assert re.search(r"waits for its time, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\. When it has come, `holdfast run", line)
 
 
+def test_a_question_with_a_time_to_answer_says_until_when(waits: Any) -> None:
+    line = one_line_after_start(waits("run", "waits.py:choice", "--id", "r1"), 4)
+    assert re.search(r"""an answer to 'Which\?' \("1" or "2", until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\): `""", line)
+
+
 def one_line_after_start(done: Any, code: int) -> str:
     """The line behind the one that says that the run was started."""
     assert done.returncode == code, done

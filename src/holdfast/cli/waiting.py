@@ -39,11 +39,12 @@ class Wait(msgspec.Struct):
     def what(self, run: str) -> str:
         """In words, for whoever looks at that run."""
         whose = "" if self.run == run else f" for child run {self.run}"
+        by = "" if self.until is None else f", until {time_of(self.until)} UTC"
         match self.wait:
             case "ask":
-                return f"an answer{whose} to {(self.question or '')[:_QUESTION]!r} ({in_short(self.schema)})"
+                return f"an answer{whose} to {(self.question or '')[:_QUESTION]!r} ({in_short(self.schema)}{by})"
             case "receive":
-                return f"a message{whose} on {self.topic!r}"
+                return f"a message{whose} on {self.topic!r}{by}"
             case "child":
                 return f"child run {self.child}"
             case _:
