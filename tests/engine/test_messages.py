@@ -10,6 +10,7 @@ import pytest
 
 from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime, call, flow, receive, step
 from holdfast.errors import (
+    IdenticalBranchError,
     RunFailedError,
     RunInterruptedError,
     RunNotFoundError,
@@ -139,6 +140,20 @@ async def test_receivers_in_gathered_branches_get_each_message_once(make_runtime
             await rt.send("r1", "news", number)
             await until_status(rt, "r1", "waiting", "completed")
         assert sorted(await handle.result()) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_two_branches_that_begin_with_the_same_receive_are_told_to_take_a_key(make_runtime: MakeRuntime) -> None:
+    @flow
+    async def fan_in() -> str:
+        with pytest.raises(IdenticalBranchError, match=r"receive\(\.\.\., key=\.\.\.\)"):
+            await asyncio.gather(take(), take())
+        return "told"
+
+    async def take() -> Any:
+        return await receive("news")
+
+    async with make_runtime() as rt:
+        assert await rt.run(fan_in, id="r1") == "told"
 
 
 async def test_a_message_on_another_topic_wakes_a_run_once_and_not_for_ever(
