@@ -248,22 +248,30 @@ def note(file: Path, text: str) -> None:
 
 
 async def run_everything(rt: Runtime, seed: int) -> Any:
-    """Its result; what it waits for is given to it."""
+    """Its result; what it waits for is given to it. Raises AssertionError when it goes on waiting all the same."""
     assert Outside.ledger is not None
     sent = Path(f"{Outside.ledger}.sent")
-    async with asyncio.timeout(20):
-        while True:
-            with suppress(RunWaitingError):
-                return await rt.run(everything, seed, id="a", until="settled")
-            for number in NUMBERS:
-                if not sent.exists() or str(number) not in sent.read_text():
-                    await rt.send("a", "numbers", number)
-                    note(sent, str(number))  # from here on nobody sends it again: it must not get lost
-            async for asked in rt.asks("a"):
-                told: Any = 42 if asked.question == "Which number?" else {"done": True, "result": "1:made"}
-                with suppress(AnsweredError):
-                    await rt.answer("a", told, ask=asked.id)
-            await asyncio.sleep(0.002)
+    try:
+        return await asyncio.wait_for(_give_everything(rt, seed, sent), 20)
+    except TimeoutError:
+        run = await rt.get("a")
+        waits = run and run.waiting_for
+        raise AssertionError(f"it waits for {waits}, and {NUMBERS} were sent: {sent.read_text()}") from None
+
+
+async def _give_everything(rt: Runtime, seed: int, sent: Path) -> Any:
+    while True:
+        with suppress(RunWaitingError):
+            return await rt.run(everything, seed, id="a", until="settled")
+        for number in NUMBERS:
+            if not sent.exists() or str(number) not in sent.read_text():
+                await rt.send("a", "numbers", number)
+                note(sent, str(number))  # from here on nobody sends it again: it must not get lost
+        async for asked in rt.asks("a"):
+            told: Any = 42 if asked.question == "Which number?" else {"done": True, "result": "1:made"}
+            with suppress(AnsweredError):
+                await rt.answer("a", told, ask=asked.id)
+        await asyncio.sleep(0.002)
 
 
 SCENARIOS = {**FIVE_CALLS, "everything": run_everything}
