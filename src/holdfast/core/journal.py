@@ -30,6 +30,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from hashlib import blake2b
+from itertools import count
 from typing import Any, Literal
 
 import msgspec
@@ -68,6 +69,10 @@ class Journal:
         self._records: dict[str, Record] = {}
         self._asked: set[str] = set()
         self._failed: set[str] = set()
+        self._mixed: set[str] = set()
+        """The calls of each step that were made in another order than before."""
+        self._alike: dict[tuple[str, Any], list[str]] | None = None
+        """The keys of calls by name and arguments, as far as they were known when that was first asked for."""
         self._chunks: dict[str, list[Chunk]] = {}
         self._reached: dict[str, int] = {}
         self._before: set[str] = set()
@@ -102,12 +107,45 @@ class Journal:
             for chunks in self._chunks.values():
                 chunks[:] = [chunk for chunk in chunks if chunk.seq not in gone]
         elif kind in _KEYED:
+            if "+" in body["key"]:
+                self._mixed.add(_named(body["key"])[0])
             self._records[body["key"]] = Record(body["key"], kind, seq, body)
 
     def find(self, key: str) -> Record | None:
         """What is known of the call or wait; it counts as asked for from now on."""
         self._asked.add(key)
         return self._records.get(key)
+
+    def locate(self, key: str, args: str | None) -> tuple[str, Record | None]:
+        """The key under which a call is kept, and what is known of it; it counts as asked for from now on.
+
+        Calls of one scope are told apart by their order. Where that is not the program's own, as with workers
+        that take from a queue, a call of the same name and arguments that nobody has asked for is the one that is
+        meant. Without such a one, whatever stands at the call's place is: its arguments have changed. Once the
+        order is seen to have changed, it is a new call instead.
+        """
+        record, (name, number) = self._records.get(key), _named(key)
+        if args is None or not number:
+            return key, self.find(key)  # a chosen key is exact
+        taken, mixed = key in self._asked, name in self._mixed
+        other = record is not None and record.body.get("args") not in (None, args)
+        if taken or other or (mixed and record is None):
+            like = self._unasked_like(name, args)
+            if like is not None:
+                self._mixed.add(name)
+                return like, self.find(like)
+            if taken or (other and mixed):
+                key = next(fresh for n in count(1) if (fresh := f"{key}+{n}") not in self._records)
+        return key, self.find(key)
+
+    def _unasked_like(self, name: str, args: str) -> str | None:
+        if self._alike is None:
+            self._alike = {}
+            for key, record in self._records.items():
+                if (numbered := _named(key))[1]:
+                    self._alike.setdefault((numbered[0], record.body.get("args")), []).append(key)
+        keys = self._alike.get((name, args), [])
+        return next((key for key in keys if key not in self._asked and key in self._records), None)
 
     def has_ended(self, key: str) -> bool:
         """Whether it came to its end before; that does not count as asking for it."""
@@ -143,6 +181,7 @@ class Journal:
     def begin_again(self, path: str = "") -> None:
         """The body, or the function of the call with that path, runs from its top once more."""
         self._asked = {key for key in self._asked if not key.startswith(path)} if path else set()
+        self._alike = None
         self._before |= self._reached.keys()
         self._reached = {at: n for at, n in self._reached.items() if not at.startswith(path)} if path else {}
 
@@ -158,6 +197,8 @@ class Journal:
             del self._chunks[path]
         self.begin_again()
         self._before &= self._chunks.keys()
+        self._mixed.clear()
+        self._alike = None
 
     def _of_step(self, step: int) -> list[str]:
         return [key for key in self._records if key.startswith(f"{step}/")]
@@ -287,12 +328,18 @@ class Names:
         return f"{first}.{count}"
 
 
+def _named(key: str) -> tuple[str, str]:
+    """What a call is called in its step, and its number in its scope; no number for one with a chosen key."""
+    name, _, number = key.rpartition("/")[2].rpartition(":")
+    return f"{key.partition('/')[0]}/{name}", number if "=" not in name else ""
+
+
 def _plain(name: str) -> str:
     """The name without the signs that keys are made with, so that no two calls ever have one key."""
     return _SIGNS.sub(lambda sign: f"%{ord(sign[0]):02X}", name)
 
 
-_SIGNS = re.compile(r"[%/:=(]")
+_SIGNS = re.compile(r"[%/:=(+]")
 
 
 def branch_name(name: str, chosen: str | None, args: str | None) -> str | None:

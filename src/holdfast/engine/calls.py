@@ -14,6 +14,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from holdfast.context import Frame, Place
 from holdfast.core.answers import answer_value
 from holdfast.core.failures import describe, failure_of, failure_tree
@@ -70,7 +72,9 @@ class Calling:
     async def result(self) -> Any:
         """What the function returns or raises, now or when it was called before."""
         self._host.declare(self._work.returns)
-        record = self._host.journal.find(self._place.key)
+        key, record = self._host.journal.locate(self._place.key, self._place.args)
+        if key != self._place.key:
+            self._place = replace(self._place, key=key)
         if record is not None:
             self._compare(record)
             if record.in_doubt and record.ended is None:
