@@ -12,7 +12,7 @@ import concurrent.futures
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from holdfast.context import Frame, Place, Suspended, here, refuse_in_pool
 from holdfast.core.answers import schema_tree
@@ -77,13 +77,8 @@ def in_thread(frame: Frame, work: Coroutine[Any, Any, R], lane: Any = None) -> R
 # Calls
 
 
-class Call:
-    """`call(f, ...)`: the result of `f`, durable before the next line runs and found again after a crash.
-
-    `call.options(...)` gives the same with options: `key` names it in its scope, `on_doubt` says what to do when
-    it was cut off by a crash ("retry", "fail", or "ask" a person), `timeout` is in seconds for each attempt,
-    `retry` a RetryPolicy.
-    """
+class CallOptions:
+    """What a call is made with."""
 
     def __init__(self, **options: Any) -> None:
         self._options = options
@@ -95,10 +90,23 @@ class Call:
         on_doubt: OnDoubt | None = None,
         timeout: float | None = None,
         retry: RetryPolicy | None = None,
-    ) -> Call:
+    ) -> Self:
         """The same with these options; what is not given stays as the function's own step says."""
         given = {"key": key, "on_doubt": on_doubt, "timeout": timeout, "retry": retry}
-        return Call(**self._options | {name: value for name, value in given.items() if value is not None})
+        return type(self)(**self._options | {name: value for name, value in given.items() if value is not None})
+
+    def work(self, fn: Callable[..., Any]) -> Work:
+        """The function with these options."""
+        return with_options(as_work(fn), self._options) if self._options else as_work(fn)
+
+
+class Call(CallOptions):
+    """`call(f, ...)`: the result of `f`, durable before the next line runs and found again after a crash.
+
+    `call.options(...)` gives the same with options: `key` names it in its scope, `on_doubt` says what to do when
+    it was cut off by a crash ("retry", "fail", or "ask" a person), `timeout` is in seconds for each attempt,
+    `retry` a RetryPolicy.
+    """
 
     @overload
     def __call__(
@@ -108,11 +116,7 @@ class Call:
     def __call__(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
 
     def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        return call_async(self._work(fn), args, kwargs)
-
-    def _work(self, fn: Callable[..., Any]) -> Work:
-        work = as_work(fn)
-        return with_options(work, self._options) if self._options else work
+        return call_async(self.work(fn), args, kwargs)
 
 
 def with_options(work: Work, options: dict[str, Any]) -> Work:

@@ -9,31 +9,14 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from holdfast import inside
 from holdfast.context import Frame, Place
-from holdfast.core.retry import RetryPolicy
-from holdfast.inside import NOTHING, call_blocking, frame_in_thread, in_thread, with_options
-from holdfast.work import OnDoubt, as_work
+from holdfast.inside import NOTHING, CallOptions, call_blocking, frame_in_thread, in_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Call:
+class Call(CallOptions):
     """`call(f, ...)` for `def` bodies; see `holdfast.call`. A `def` function runs in the calling thread."""
-
-    def __init__(self, **options: Any) -> None:
-        self._options = options
-
-    def options(
-        self,
-        *,
-        key: str | None = None,
-        on_doubt: OnDoubt | None = None,
-        timeout: float | None = None,
-        retry: RetryPolicy | None = None,
-    ) -> Call:
-        """The same with these options; what is not given stays as the function's own step says."""
-        given = {"key": key, "on_doubt": on_doubt, "timeout": timeout, "retry": retry}
-        return Call(**self._options | {name: value for name, value in given.items() if value is not None})
 
     @overload
     def __call__(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -41,8 +24,7 @@ class Call:
     def __call__(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        work = as_work(fn)
-        return call_blocking(with_options(work, self._options) if self._options else work, args, kwargs)
+        return call_blocking(self.work(fn), args, kwargs)
 
 
 def ask(

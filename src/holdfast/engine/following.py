@@ -21,7 +21,6 @@ from holdfast.errors import (
     InputChangedError,
     RunExistsError,
     RunInterruptedError,
-    RunNotFoundError,
     RunOwnedError,
     RunWaitingError,
     UsageError,
@@ -105,7 +104,7 @@ class Following:
                 return await self.outcome(live, until=until)
             if self._engine.closing:
                 raise RunInterruptedError(run)  # whoever has it goes on with it; nothing is taken up here any more
-            head = await self._head(run)
+            head = await self._verbs.head(run)
             where = situation(head)
             match act("run", where):
                 case Act.RESULT:
@@ -188,18 +187,11 @@ class Following:
 
     async def result(self, run: str, *, raw: bool) -> Any:
         """The result of a completed run; raises what it has come to otherwise."""
-        head = await self._head(run)
+        head = await self._verbs.head(run)
         where = situation(head)
         if where is Situation.COMPLETED:
             return await self._reader.result(head, raw=raw)
         raise RunOwnedError(run, head.owner) if where is Situation.LIVE else ended_error(head)
-
-    async def _head(self, run: str) -> Head:
-        await self._engine.custody.release(check_id(run))
-        head = await self._reader.head(run)
-        if head is None:
-            raise RunNotFoundError(run)
-        return head
 
 
 def _digest(head: Head) -> str:

@@ -94,7 +94,7 @@ class Verbs:
     ) -> tuple[Head, LiveRun | None]:
         engine = self._engine
         source, seq = parse_ref(ref)
-        head = await self._head(source)
+        head = await self.head(source)
         point, at = await self._reader.place(head, seq)
         if engine.registry.has(head.flow):
             self._check_step(source, engine.registry.flow(source, head.flow)[0], point.cursor)
@@ -164,7 +164,7 @@ class Verbs:
 
     async def _rewind(self, ref: str) -> LiveRun:
         run, seq = parse_ref(ref)
-        head = await self._head(run)
+        head = await self.head(run)
         point, to = await self._reader.place(head, seq)
         claim = await self._claim("rewind", run, next_step=point.cursor)
         writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, None)
@@ -187,7 +187,7 @@ class Verbs:
         reason = None if reason is None else storable(reason)
         posted, token = False, 0
         while True:
-            head = await self._head(run)
+            head = await self.head(run)
             todo = act(verb, situation(head))
             if todo is Act.NOTHING or (todo is Act.POST and posted):
                 return
@@ -231,7 +231,7 @@ class Verbs:
 
     async def checkpoint(self, run: str) -> str:
         """A checkpoint at the next safe point; its id."""
-        head = await self._head(run)
+        head = await self.head(run)
         if situation(head) is Situation.LIVE:
             key = f"checkpoint-{secrets.token_hex(8)}"
             await self._engine.store.post_mail(run, Mail("checkpoint", key=key))
@@ -239,7 +239,7 @@ class Verbs:
             async for event in self._after(run, head.seq):
                 if event.type == "checkpointed" and key in event.data.get("asked", ()):
                     return f"{run}@{event.seq}"
-            head = await self._head(run)
+            head = await self.head(run)
         point = await self._reader.point(head, None)
         assert point is not None
         return f"{run}@{point.seq}"
@@ -249,7 +249,7 @@ class Verbs:
         token, after = 0, seq
         while True:
             token = await self._engine.wait_change(run, token, _LOOK_AGAIN)
-            head = await self._head(run)
+            head = await self.head(run)
             async for event in self._reader.events(run, after, False):
                 after = max(after, event.seq or 0)
                 yield event
@@ -270,7 +270,8 @@ class Verbs:
 
     # Claiming
 
-    async def _head(self, run: str) -> Head:
+    async def head(self, run: str) -> Head:
+        """The head of a run, given up first if it was only held here. Raises RunNotFoundError."""
         await self._engine.custody.release(check_id(run))
         head = await self._reader.head(run)
         if head is None:
@@ -279,7 +280,7 @@ class Verbs:
 
     async def _claim(self, verb: str, run: str, next_step: dict[str, Any] | None = None) -> Claim:
         """Claim a run in order to drive it, after everything that could forbid it has been looked at."""
-        head = await self._head(run)
+        head = await self.head(run)
         self._permit(verb, head)
         flow, _ = self._engine.registry.flow(run, head.flow)
         self._check_step(run, flow, next_step or msgspec.json.decode(head.cursor))
