@@ -95,7 +95,7 @@ class Journal:
                 journal.new_attempt()
             elif entry.kind in _KEPT:
                 journal.add(entry.kind, entry.seq, read_body(run, entry))
-        return journal if journal._records or journal._chunks else None
+        return journal if journal._records or journal._chunks or journal._failed else None
 
     def add(self, kind: str, seq: int, body: dict[str, Any]) -> None:
         """The log holds this as well."""
