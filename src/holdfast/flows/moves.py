@@ -40,10 +40,12 @@ class Handover:
 class Terminate:
     """A team is finished: with this result, or with the data it has."""
 
-    __slots__ = ("result",)
+    __slots__ = ("left", "result")
 
     def __init__(self, result: Any = NOT_GIVEN) -> None:
         self.result = result
+        self.left: Any = NOT_GIVEN
+        """The data that the member had made by then, where that is known from the log alone."""
 
 
 def target_name(target: Any) -> str:
@@ -63,7 +65,8 @@ def pack_outcome(value: Any, state: Any) -> Any:
         case Handover():
             return ("handover", target_name(value.member), state if value.data is None else value.data)
         case Terminate():
-            return ("terminate", state if value.result is NOT_GIVEN else value.result)
+            given = value.result is not NOT_GIVEN
+            return ("terminate", state, value.result) if given else ("terminate", state)
         case _:
             return ("state", state if value is None else value)
 
@@ -77,5 +80,9 @@ def unpack_outcome(packed: Any) -> Any:
             end = End(result)
             end.left = left
             return end
+        case ("terminate", left, *result):
+            terminate = Terminate(*result)
+            terminate.left = left
+            return terminate
         case (kind, *rest):
-            return {"end": End, "goto": Goto, "handover": Handover, "terminate": Terminate}[kind](*rest)
+            return {"goto": Goto, "handover": Handover}[kind](*rest)
