@@ -59,7 +59,10 @@ class Saving:
         if cursor["next"] is None:
             return
         elapsed = abs(taken[2] - self._saved_at)  # a clock that was set back must not put saving off
-        if not self._policy.saves(steps=len(self._unsaved), elapsed=elapsed, step=taken[0]):
+        steps = len(self._unsaved)
+        if "turn" in cursor:  # what lies between two turns is not counted
+            steps = cursor["turn"] - self._writer.cursor["turn"]
+        if not self._policy.saves(steps=steps, elapsed=elapsed, step=taken[0]):
             self._completed(taken)
             return
         try:
