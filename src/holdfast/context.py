@@ -56,6 +56,11 @@ class Scope(Protocol):
         """What the flow keeps in memory for as long as the run is live here; nothing of it is stored."""
         ...
 
+    @property
+    def skips_saves(self) -> bool:
+        """Whether the policy may leave the step unsaved, so that it is taken again after a crash."""
+        ...
+
     def encode(self, value: Any, path: str) -> Any:
         """The value as it is stored. Raises NotStorableError that names the path."""
         ...

@@ -63,6 +63,12 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def skips(self) -> bool:
+        """Whether a step may be finished and not saved."""
+        triggers = (self.interval, self.on_complete, self.throttle)
+        return any(trigger is not None for trigger in triggers) or (self.every_n_steps or 1) > 1
+
+    @property
     def retains(self) -> bool:
         """Whether some checkpoints are to be dropped while a run goes on."""
         return self.keep_latest is not None or self.ttl is not None

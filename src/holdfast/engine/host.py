@@ -30,10 +30,13 @@ class RunHost:
         metadata: dict[str, Any],
         nonce: str,
         journal: Journal | None,
+        skips_saves: bool,
     ) -> None:
         self._runner, self.codec, self.hands = runner, codec, hands
         self._metadata, self._nonce = metadata, nonce
         self._journal = journal
+        self.skips_saves = skips_saves
+        """Whether the policy may leave a step unsaved."""
         self._notes: Notes | None = None
         self._in_step = False
         self._inbox: Inbox | None = None

@@ -103,7 +103,9 @@ class Runner:
         self.control.notify = self._notified
         self._saving = Saving(around, writer, self.control, policy, retention)
         self._saving.watcher = getattr(flow, "observe", None)
-        self._saving.host = self.host = RunHost(self, codec, hands, metadata=metadata, nonce=nonce, journal=journal)
+        self._saving.host = self.host = RunHost(
+            self, codec, hands, metadata=metadata, nonce=nonce, journal=journal, skips_saves=policy.skips
+        )
         self.control.others = self.host.deliver
         self.show, self.noted = self._saving.show, self._saving.noted
 

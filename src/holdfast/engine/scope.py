@@ -93,6 +93,11 @@ class StepScope:
         """What the flow keeps in memory for as long as the run is live here."""
         return self.host.memo
 
+    @property
+    def skips_saves(self) -> bool:
+        """Whether the policy may leave the step unsaved."""
+        return self.host.skips_saves
+
     def encode(self, value: Any, path: str) -> Tree:
         """The value as it is stored."""
         return self.host.codec.encode(value, path=path)

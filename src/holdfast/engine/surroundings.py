@@ -79,6 +79,7 @@ class Host(Protocol):
     children: Children
     failures: dict[str, type[BaseException]]
     memo: dict[str, Any]
+    skips_saves: bool
 
     @property
     def journaled(self) -> bool:

@@ -8,8 +8,7 @@ repeated and none is left without its answer.
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,15 +17,17 @@ from holdfast.context import Frame, Scope, here
 from holdfast.core.failures import describe
 from holdfast.core.policy import CheckpointPolicy, check_policy
 from holdfast.core.retry import RetryPolicy
-from holdfast.errors import AnswerError, CallInDoubtError, ModelAnswerError, TooManyStepsError, UsageError
+from holdfast.errors import AnswerError, CallInDoubtError, StepTimeoutError, TooManyStepsError, UsageError
 from holdfast.flows.base import Position, Step
-from holdfast.flows.messages import Gathered, Nonsense, ToolCall, as_message, tool_calls
-from holdfast.flows.tools import Tool, as_tool
+from holdfast.flows.messages import Nonsense, ToolCall, tool_calls, unanswered, with_ids
+from holdfast.flows.speaking import Question
+from holdfast.flows.tools import Tool, as_text, as_tool
 from holdfast.flows.transcript import Transcript
-from holdfast.inside import NOTHING, asking, emit, receive
-from holdfast.work import as_work, check_name
+from holdfast.inside import NOTHING, asking, receive
+from holdfast.work import Work, as_work, check_name
 
 USER_TOPIC = "holdfast.user"
+_SHOWN = 500
 
 _APPROVAL = {
     "anyOf": [
@@ -76,16 +77,18 @@ class Agent:
         policy: CheckpointPolicy | None = None,
     ) -> None:
         self.name, self.policy = check_name("an agent", name), check_policy(policy)
-        if type(max_iterations) is not int or max_iterations < 1:
-            raise UsageError(f"agent {name}: max_iterations={max_iterations!r} must be a whole number of at least 1")
-        self._instructions, self._max_iterations = instructions, max_iterations
-        self._phases = list(phases) if phases is not None else [Phase("")]
-        if not self._phases:
-            raise UsageError(f"agent {name} has an empty list of phases; leave phases= out to have none")
-        self._tools = [_by_name(name, phase.tools if phase.tools is not None else tools) for phase in self._phases]
-        own = as_work(model)
-        self._model, self._timeout = Step(_asking(model), name="model"), timeout or own.timeout
-        self._turn = Step(_asking(model), name="turn", retry=retry or own.retry)
+        what = f"agent {name}"
+        if not callable(model):
+            raise UsageError(f"{what}: a model is a function of (messages, tools), not {model!r}")
+        self._model, self._instructions = as_work(model), instructions
+        self._timeout = self._model.timeout if timeout is None else timeout
+        self._phases = _checked(what, [Phase("")] if phases is None else phases)
+        self._limits = [_limit(what, one.max_iterations, max_iterations) for one in self._phases]
+        self._tools = [_by_name(what, tools if one.tools is None else one.tools) for one in self._phases]
+        # One step for each phase, so that a run says which one it is in.
+        retry = self._model.retry if retry is None else retry
+        self._turns = [Step(self._model.fn, name=phase.name or "turn", retry=retry) for phase in self._phases]
+        Work(self._model.fn, name="model", timeout=self._timeout)  # refuses what is no timeout
 
     def __repr__(self) -> str:
         return f"<agent {self.name}>"
@@ -93,8 +96,11 @@ class Agent:
     def send(self, run: Any, text: str) -> Any:
         """Say something to a running or waiting conversation, given by its handle: the model hears it at its next turn.
 
-        Durable when this returns; awaited, unless the handle is that of a blocking runtime.
+        Durable when this returns; awaited, unless the handle is that of a blocking runtime. What comes while the model
+        gives its last answer makes the conversation go on. `rt.send(id, "holdfast.user", text)` does the same.
         """
+        if not isinstance(text, (str, list)):
+            raise UsageError(f"agent {self.name}: a user says a text, not {ascii(text)[:80]}")
         return run.send(USER_TOPIC, text)
 
     # What the engine asks
@@ -111,8 +117,8 @@ class Agent:
 
     @property
     def step_names(self) -> tuple[str, ...]:
-        """Its one step, which is taken again and again."""
-        return ("turn",)
+        """Its phases, or its one step, which is taken again and again."""
+        return tuple(dict.fromkeys(turn.called for turn in self._turns))
 
     @property
     def total_steps(self) -> int | None:
@@ -126,11 +132,16 @@ class Agent:
         state = {"messages": messages, "iteration": 0, "phase": first.name or None, "finished": [], "output": None}
         if first.prompt:
             messages.append({"role": "user", "content": first.prompt})
-        return Position(state, {"step": 0, "next": "turn", "phase": 0})
+        return Position(state, self._cursor(0, 0))
+
+    def _cursor(self, step: int, place: int) -> dict[str, Any]:
+        return {"step": step, "next": self._turns[place].called, "phase": place}
 
     def next_step(self, cursor: dict[str, Any]) -> Step[..., Any] | None:
-        """A turn, unless its phase is gone."""
-        return self._turn if cursor["next"] == "turn" and cursor.get("phase", 0) < len(self._phases) else None
+        """A turn of the phase, unless that is gone."""
+        place = cursor.get("phase", 0)
+        turn = self._turns[place] if place < len(self._turns) else None
+        return turn if turn is not None and turn.called == cursor["next"] else None
 
     raw_state = True
     """It only ever appends to the transcript, so it knows what changes and never looks through the rest."""
@@ -139,38 +150,52 @@ class Agent:
         """One more turn."""
         cursor, growing = position.cursor, Transcript(position.state, scope)
         place, step = cursor["phase"], cursor["step"] + 1
-        await self._answer_calls(growing, place)
-        await self._hear_user(scope, growing)
-        message, calls = await self._ask_model(scope, growing, place)
-        growing.say(message)
-        growing.put("iteration", growing.state["iteration"] + 1)
-        if calls:
-            return growing.position({"step": step, "next": "turn", "phase": place})
-        return self._end_phase(growing, step, place, message)
-
-    async def _hear_user(self, scope: Scope, growing: Transcript) -> None:
-        """What was said with `send` since the last time."""
         frame = here()
         assert frame is not None
-        while scope.has_message(frame, USER_TOPIC):
+        await self._answer_calls(frame, growing, place)
+        await self._hear_user(frame, growing)
+        message = await self._ask_model(frame, growing, place)
+        growing.put("iteration", growing.state["iteration"] + 1)
+        # Whoever spoke meanwhile is heard before the phase ends.
+        if tool_calls(message) or scope.has_message(frame, USER_TOPIC):
+            return growing.position(self._cursor(step, place))
+        return self._end_phase(growing, step, place, message)
+
+    async def _hear_user(self, frame: Frame, growing: Transcript) -> None:
+        """What was said with `send` since the last time."""
+        while frame.scope.has_message(frame, USER_TOPIC):
             growing.say({"role": "user", "content": await receive(USER_TOPIC)})
 
-    async def _ask_model(self, scope: Scope, growing: Transcript, place: int) -> tuple[dict[str, Any], list[ToolCall]]:
-        phase, iteration = self._phases[place], growing.state["iteration"]
-        limit = phase.max_iterations or self._max_iterations
+    async def _ask_model(self, frame: Frame, growing: Transcript, place: int) -> dict[str, Any]:
+        """What the model says, which is appended."""
+        phase, iteration, limit = self._phases[place], growing.state["iteration"], self._limits[place]
         if iteration >= limit:
             where = f"iteration {iteration + 1}" + (f" of phase {phase.name!r}" if phase.name else "")
             raise TooManyStepsError(f"agent {self.name!r}", where, limit, "max_iterations")
         instructions = "\n\n".join(text for text in (self._instructions, phase.instructions) if text)
         system = [{"role": "system", "content": instructions}] if instructions else []
-        shown = [tool.shown for tool in self._tools[place].values()]
-        async with asyncio.timeout(self._timeout):
-            answer = await scope.perform(self._model, [*system, *growing.messages], shown)
+        asked = ([*system, *growing.messages], [tool.shown for tool in self._tools[place].values()])
+        work = Question(self.name, iteration + 1, len(growing)).work(self._model, self._timeout)
+        seq = None
+        if frame.scope.skips_saves:
+            # The turn may be taken again though its tools were called: the model must not think of others then.
+            spot = frame.take("model", None, None)
+            message = await frame.scope.call(spot, work, asked, {})
+            seq = frame.scope.entry_of(spot)
+        else:
+            message = await self._performed(frame.scope, work, asked)
+        growing.say(message, seq)
+        said: dict[str, Any] = message
+        return said
+
+    async def _performed(self, scope: Scope, work: Work, asked: tuple[Any, ...]) -> Any:
+        """The answer, which is saved with the turn: no commit of its own is needed."""
         try:
-            message = as_message(answer)
-            return message, tool_calls(message)
-        except Nonsense as nonsense:
-            raise ModelAnswerError(self.name, iteration + 1, str(nonsense)) from None
+            async with asyncio.timeout(self._timeout):
+                return await scope.perform(work, *asked)
+        except TimeoutError:
+            assert self._timeout is not None
+            raise StepTimeoutError("model", self._timeout) from None
 
     def _end_phase(self, growing: Transcript, step: int, place: int, message: dict[str, Any]) -> Position:
         phase = self._phases[place]
@@ -178,28 +203,38 @@ class Agent:
         if phase.name:
             growing.put("finished", [*growing.state["finished"], phase.name])
         if place + 1 == len(self._phases):
-            return growing.position({"step": step, "next": None, "phase": place})
+            return growing.position({**self._cursor(step, place), "next": None})
         following = self._phases[place + 1]
         growing.put("phase", following.name or None)
         growing.put("iteration", 0)
         if following.prompt:
             growing.say({"role": "user", "content": following.prompt})
-        return growing.position({"step": step, "next": "turn", "phase": place + 1})
+        return growing.position(self._cursor(step, place + 1))
 
     # Tools
 
-    async def _answer_calls(self, growing: Transcript, place: int) -> None:
+    async def _answer_calls(self, frame: Frame, growing: Transcript, place: int) -> None:
         """Answer each tool call of the last message, in order; they are made at once."""
-        calls = tool_calls(growing.messages[-1]) if growing.messages else []
-        frame = here()
-        assert frame is not None
-        answers = await asyncio.gather(*(self._answer(frame, self._tools[place], one) for one in calls))
-        for one, (text, seq) in zip(calls, answers, strict=True):
-            growing.answer(one, text, seq)
+        calls = unanswered(growing.backwards())
+        calling: set[asyncio.Task[Any]] = set()
+        answers = [asyncio.ensure_future(self._answer(frame, self._tools[place], one, calling)) for one in calls]
+        if answers:
+            await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
+        if calling and not all(answer.done() for answer in answers):
+            # One has failed and fails the turn. The others come to their end, so that none of them is in doubt; only
+            # people are not waited for.
+            await asyncio.wait(calling)
+        failures = [answer.exception() for answer in answers if answer.done()]
+        for failure in filter(None, failures):
+            raise failure
+        for one, answer in zip(calls, answers, strict=True):
+            growing.answer(one, *answer.result())
 
-    async def _answer(self, frame: Frame, tools: dict[str, Tool], wanted: ToolCall) -> tuple[str, int | None]:
+    async def _answer(
+        self, frame: Frame, tools: dict[str, Tool], wanted: ToolCall, calling: set[asyncio.Task[Any]]
+    ) -> tuple[str, int | None]:
         """What a tool call gave, and the entry that holds it."""
-        tool = tools.get(wanted.name)
+        tool, scope = tools.get(wanted.name), frame.scope
         if tool is None:
             return f"error: there is no tool {wanted.name!r} (there are: {', '.join(tools) or 'none'})", None
         try:
@@ -210,16 +245,20 @@ class Agent:
             refusal = await self._approve(frame, tool, wanted, arguments)
             if refusal is not None:
                 return refusal, None
+        task = asyncio.current_task()
+        assert task is not None
+        calling.add(task)
         try:
-            work = tool.work(wanted.id)
+            work = tool.work(wanted.key)
             # In the frame of the turn, whichever task makes the call: its id tells it from the others.
-            place = frame.take(work.called, frame.scope.digest((arguments,)), wanted.id)
-            text = str(await frame.scope.call(place, work, (arguments,), {}))
-            return text, frame.scope.entry_of(place)
+            place = frame.take(work.called, scope.digest((arguments,)), wanted.key)
+            given = await scope.call(place, work, (arguments,), {})
+            # A person who was asked what came of a call in doubt may have given something else than a text.
+            return (given, scope.entry_of(place)) if type(given) is str else (as_text(given), None)
         except CallInDoubtError:
             raise
         except Exception as error:
-            if tool.on_error == "raise":
+            if tool.raises(error):
                 raise
             return f"error: {describe(error)}", None
 
@@ -227,42 +266,41 @@ class Agent:
         """None when a person allows the call with exactly these arguments; else what the model is told."""
         data = {"tool": tool.name, "arguments": arguments, "id": wanted.id}
         shown = msgspec.json.encode(arguments).decode()
-        question = f"May {self.name} call {tool.name}({shown[:500]})?"
-        answer = await asking(frame, question, data, _APPROVAL, None, NOTHING, wanted.id)
+        if len(shown) > _SHOWN:
+            shown = f"{shown[:_SHOWN]} ... all of it is in the data"
+        question = f"May {self.name} call {tool.name}({shown})?"
+        # The arguments are part of its key: no answer is ever found for others than those that were shown.
+        key = f"{wanted.key}-{frame.scope.digest(arguments)}"
+        answer = await asking(frame, question, data, _APPROVAL, None, NOTHING, key)
         allowed = answer if isinstance(answer, bool) else answer["approved"]
         reason = "" if isinstance(answer, bool) else answer.get("reason", "")
         return None if allowed else "refused: a person did not allow this call" + (f": {reason}" if reason else "")
 
 
-def _asking(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The model as a function that gives a message, whichever way it speaks."""
-    fn = as_work(model).fn
-    body = fn if inspect.isroutine(fn) else type(fn).__call__
-    if not (inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body)):
-        return fn  # in a thread; what it returns may still be awaited or iterated
-
-    async def asked(messages: list[Any], tools: list[Any]) -> Any:
-        answer = fn(messages, tools)
-        if inspect.isawaitable(answer):
-            answer = await answer
-        return await _gathered(answer) if isinstance(answer, AsyncIterator) else answer
-
-    return asked
+def _checked(what: str, phases: Sequence[Phase]) -> list[Phase]:
+    phases = list(phases)
+    if not phases:
+        raise UsageError(f"{what} has an empty list of phases; leave phases= out to have none")
+    for phase in phases:
+        if not isinstance(phase, Phase):
+            raise UsageError(f"{what}: {phase!r} is no phase; write Phase('its name', instructions='...')")
+        if phase.name:
+            check_name(f"a phase of {what}", phase.name)
+    return phases
 
 
-async def _gathered(chunks: AsyncIterator[Any]) -> dict[str, Any]:
-    whole = Gathered()
-    async for chunk in chunks:
-        whole.add(chunk)
-        await emit("model", chunk)
-    return whole.message()
+def _limit(what: str, own: int | None, general: int) -> int:
+    limit = general if own is None else own
+    if type(limit) is not int or limit < 1:
+        raise UsageError(f"{what}: max_iterations={limit!r} must be a whole number of at least 1")
+    return limit
 
 
-def _by_name(agent: str, tools: Sequence[Any]) -> dict[str, Tool]:
+def _by_name(what: str, tools: Sequence[Any]) -> dict[str, Tool]:
     named: dict[str, Tool] = {}
     for one in map(as_tool, tools):
         if one.name in named:
-            raise UsageError(f"agent {agent} has two tools named {one.name!r}: give one of them another with name=")
+            raise UsageError(f"{what} has two tools named {one.name!r}: give one of them another with name=")
         named[one.name] = one
     return named
 
@@ -274,6 +312,11 @@ def _first_messages(agent: str, input: Any) -> list[dict[str, Any]]:
         return [{"role": "user", "content": input}]
     if input is None:
         return []
-    if isinstance(input, list) and all(isinstance(message, dict) and "role" in message for message in input):
-        return [dict(message) for message in input]
-    raise UsageError(f"agent {agent} begins with a text, a list of messages, or a dict that has `messages`")
+    if not isinstance(input, list) or not all(isinstance(message, dict) and "role" in message for message in input):
+        raise UsageError(f"agent {agent} begins with a text, a list of messages, or a dict that has `messages`")
+    try:
+        for message in input:
+            tool_calls(message)
+    except Nonsense as nonsense:
+        raise UsageError(f"agent {agent} begins with messages of which one has {nonsense}") from None
+    return [with_ids(dict(message), place) for place, message in enumerate(input)]

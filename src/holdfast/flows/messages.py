@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
+from holdfast.core.ids import storable
+
 _TEXT = (str, list, type(None))
+_KEY = 120  # Characters: some providers hide much more than a name in an id.
 
 
 class Nonsense(Exception):
@@ -22,12 +26,26 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: Any
     """As the model wrote them: an object, or the JSON text of one."""
 
+    @property
+    def key(self) -> str:
+        """What the call is journaled by: its id, as far as a key may hold it."""
+        if len(self.id) <= _KEY and storable(self.id) == self.id:
+            return self.id
+        return "id-" + blake2b(self.id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """The value itself, or the dict of a provider's object."""
+    dump = getattr(value, "model_dump", None)
+    return value if dump is None else dump(exclude_none=True)
+
 
 def as_message(value: Any) -> dict[str, Any]:
-    """An assistant's message made of what a model returned: a text, a message, or an object that has one."""
-    dump = getattr(value, "model_dump", None)
-    if dump is not None:
-        value = dump(exclude_none=True)
+    """An assistant's message made of what a model returned: a text, a message, or an object that has one.
+
+    Raises Nonsense, also for tool calls that could not be made.
+    """
+    value = plain(value)
     if isinstance(value, str):
         return {"role": "assistant", "content": value}
     if not isinstance(value, Mapping):
@@ -39,64 +57,124 @@ def as_message(value: Any) -> dict[str, Any]:
         raise Nonsense(f"content of type {type(message['content']).__name__}, which is no text")
     if message.get("content") is None and not message.get("tool_calls"):
         raise Nonsense("a message that has neither content nor tool calls")
+    tool_calls(message)
     return message
 
 
+def with_ids(message: dict[str, Any], place: int) -> dict[str, Any]:
+    """The message with an id for each tool call that has none: no other call of the transcript has it.
+
+    `place` is where the message stands in the transcript.
+    """
+    calls = message.get("tool_calls") or []
+    if all(call.get("id") for call in calls):
+        return message
+    named = [{**call, "id": call.get("id") or f"call-{place}-{n}"} for n, call in enumerate(calls, 1)]
+    return {**message, "tool_calls": named}
+
+
 def tool_calls(message: Mapping[str, Any]) -> list[ToolCall]:
-    """The tool calls of a message, in the flat form and in the nested one ("function")."""
+    """The tool calls of a message, in the flat form and in the nested one ("function"). Raises Nonsense."""
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         raise Nonsense(f"tool_calls of type {type(calls).__name__}, which is no list")
-    found = [_tool_call(place, call) for place, call in enumerate(calls)]
+    found = [_tool_call(place, call) for place, call in enumerate(calls, 1)]
     ids = [call.id for call in found]
-    doubled = sorted({one for one in ids if ids.count(one) > 1})
+    doubled = sorted({one for one in ids if one and ids.count(one) > 1})
     if doubled:
-        raise Nonsense(f"two tool calls of the same id: {', '.join(doubled)}")
+        raise Nonsense(f"two tool calls of the same id: {', '.join(ascii(one)[:80] for one in doubled)}")
     return found
 
 
 def _tool_call(place: int, call: Any) -> ToolCall:
     if not isinstance(call, Mapping):
-        raise Nonsense(f"tool call {place + 1}, which is no object: {ascii(call)[:80]}")
+        raise Nonsense(f"tool call {place}, which is no object: {ascii(call)[:80]}")
     nested = call.get("function")
     inner = nested if isinstance(nested, Mapping) else call
     name, arguments = inner.get("name"), inner.get("arguments", inner.get("input"))
     if type(name) is not str or not name:
-        raise Nonsense(f"tool call {place + 1} without a name: {ascii(dict(call))[:80]}")
-    given = call.get("id")
-    return ToolCall(given if type(given) is str and given else f"call-{place + 1}", name, arguments)
+        raise Nonsense(f"tool call {place} without a name: {ascii(dict(call))[:80]}")
+    given = call.get("id") or ""
+    if type(given) is not str:
+        raise Nonsense(f"tool call {place} with an id that is no text: {ascii(given)[:80]}")
+    return ToolCall(given, name, arguments)
+
+
+def unanswered(backwards: Iterable[Mapping[str, Any]]) -> list[ToolCall]:
+    """The tool calls at the end of a transcript, which comes from its end, that have no answer yet."""
+    answered = set()
+    for message in backwards:
+        if message["role"] == "tool":
+            answered.add(message.get("tool_call_id"))
+        else:
+            calls = tool_calls(message) if message["role"] == "assistant" else []
+            return [call for call in calls if call.id not in answered]
+    return []
 
 
 class Gathered:
-    """A message that comes in chunks: texts, or parts of a message, or the whole one at the end."""
+    """A message that comes in chunks: texts, or parts of a message, or the whole one at the end.
+
+    A part is a dict of what is new: its text is added to the text so far, its tool calls to the calls; those that
+    have an `index` are put together by it, as providers stream them. A message with a role and content (or calls)
+    is the whole one: it takes the place of what came before it.
+    """
 
     def __init__(self) -> None:
         self._text: list[str] = []
         self._parts: dict[str, Any] = {}
+        self._calls: list[Any] = []
 
     def add(self, chunk: Any) -> None:
-        """One more chunk."""
-        dump = getattr(chunk, "model_dump", None)
-        chunk = chunk if dump is None else dump(exclude_none=True)
+        """One more chunk, which is plain."""
         if isinstance(chunk, str):
             self._text.append(chunk)
-        elif isinstance(chunk, Mapping):
-            if "role" in chunk and (chunk.get("content") is not None or chunk.get("tool_calls")):
-                self._text.clear()  # the whole message
-            self._take(chunk)
+        elif not isinstance(chunk, Mapping):
+            raise Nonsense(f"a chunk of type {type(chunk).__name__}, which is no text and no part of a message")
         else:
-            raise Nonsense(f"a chunk of type {type(chunk).__name__}")
+            if "role" in chunk and (chunk.get("content") or chunk.get("tool_calls")):
+                self._text, self._parts, self._calls = [], {}, []
+            for name, value in chunk.items():
+                self._take(name, value)
 
-    def _take(self, part: Mapping[str, Any]) -> None:
-        for name, value in part.items():
-            if name == "content" and isinstance(value, str):
-                self._text.append(value)
-            elif isinstance(value, list) and isinstance(self._parts.get(name), list):
-                self._parts[name] = [*self._parts[name], *value]
-            elif value is not None:
-                self._parts[name] = value
+    def _take(self, name: str, value: Any) -> None:
+        if name == "content" and isinstance(value, str):
+            self._text.append(value)
+        elif name == "tool_calls" and isinstance(value, list):
+            for part in value:
+                self._take_call(part)
+        elif isinstance(value, list) and isinstance(self._parts.get(name), list):
+            self._parts[name] = [*self._parts[name], *value]
+        elif value is not None:
+            self._parts[name] = value
+
+    def _take_call(self, part: Any) -> None:
+        index = part.get("index") if isinstance(part, Mapping) else None
+        begun = [place for place, call in enumerate(self._calls) if index is not None and call.get("index") == index]
+        if begun:
+            self._calls[begun[0]] = _joined(self._calls[begun[0]], part)
+        else:
+            self._calls.append(part)
 
     def message(self) -> dict[str, Any]:
-        """All of it."""
+        """All of it, which `as_message` judges."""
         content = "".join(self._text) if self._text else self._parts.get("content")
-        return as_message({**self._parts, "content": content})
+        calls = [_without_index(call) for call in self._calls]
+        return {**self._parts, "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+def _joined(before: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """A streamed tool call with one more part of it: only its arguments come in pieces."""
+    whole = dict(before)
+    for name, value in part.items():
+        if isinstance(value, Mapping) and isinstance(whole.get(name), Mapping):
+            whole[name] = _joined(whole[name], value)
+        elif name == "arguments" and isinstance(value, str) and isinstance(whole.get(name), str):
+            whole[name] += value
+        elif value is not None and value != "":
+            whole[name] = value
+    return whole
+
+
+def _without_index(call: Any) -> Any:
+    return {name: value for name, value in call.items() if name != "index"} if isinstance(call, Mapping) else call

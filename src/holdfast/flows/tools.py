@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.core.answers import answer_value, fit_answer, schema_tree
 from holdfast.core.retry import RetryPolicy
-from holdfast.errors import AnswerError, UsageError
+from holdfast.errors import AnswerError, StepTimeoutError, UsageError
 from holdfast.work import OnDoubt, Work, as_work
 
 
@@ -37,17 +37,20 @@ class Tool:
     ) -> None:
         own = as_work(fn)
         self.name = name or own.called
+        if type(approval) is not bool:
+            raise UsageError(f"tool {self.name!r}: approval={approval!r} must be True or False")
         if on_error not in ("message", "raise"):
             raise UsageError(f"tool {self.name!r}: on_error={on_error!r} must be 'message' or 'raise'")
         self.fn, self.approval, self.on_error = own.fn, approval, on_error
         self.description = description or inspect.getdoc(own.fn) or ""
         self._work = own
         self._options: dict[str, Any] = {
-            "retry": retry or own.retry,
-            "timeout": timeout or own.timeout,
-            "on_doubt": on_doubt or own.on_doubt,
-            "executor": executor or own.executor,
+            "retry": own.retry if retry is None else retry,
+            "timeout": own.timeout if timeout is None else timeout,
+            "on_doubt": own.on_doubt if on_doubt is None else on_doubt,
+            "executor": own.executor if executor is None else executor,
         }
+        self.work("")  # refuses options that are none
         self._declared, self.schema = _parameters(self.name, own.fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -61,6 +64,15 @@ class Tool:
         """What a model is told of it."""
         return {"name": self.name, "description": self.description, "parameters": self.schema}
 
+    def raises(self, error: Exception) -> bool:
+        """Whether such a failure is to fail the run, so that the model is not told.
+
+        A call that must not be repeated unasked and ran out of time may have been done: a model that heard of a
+        failure would just make another.
+        """
+        in_doubt = isinstance(error, StepTimeoutError) and self._options["on_doubt"] != "retry"
+        return self.on_error == "raise" or in_doubt
+
     def arguments(self, given: Any) -> dict[str, Any]:
         """The arguments as plain JSON that fits the schema. Raises AnswerError that says what does not fit."""
         if isinstance(given, (str, bytes)):
@@ -68,8 +80,11 @@ class Tool:
                 given = msgspec.json.decode(given or "{}")
             except msgspec.DecodeError as error:
                 raise AnswerError("arguments", f"they are not JSON: {error}") from error
-        fitted = fit_answer(self.schema, {} if given is None else given)
-        assert isinstance(fitted, dict)
+        try:
+            fitted: dict[str, Any] = fit_answer(self.schema, {} if given is None else given)
+            self._typed(fitted)  # what only the types themselves can say is said before anybody is asked
+        except AnswerError as error:
+            raise AnswerError("arguments" + error.path.removeprefix("answer"), error.problem) from error
         return fitted
 
     def work(self, key: str) -> Work:
@@ -84,28 +99,41 @@ class Tool:
         return Work(awaited if self._work.is_async else plain, name=self.name, key=key, **self._options)
 
     def _typed(self, given: dict[str, Any]) -> dict[str, Any]:
-        return {name: answer_value(self._declared.get(name), value) for name, value in given.items()}
+        typed = {}
+        for name, value in given.items():
+            try:
+                typed[name] = answer_value(self._declared.get(name), value)
+            except AnswerError as error:
+                raise AnswerError(f"answer.{name}" + error.path.removeprefix("answer"), error.problem) from error
+        return typed
 
 
 def as_text(result: Any) -> str:
     """What a tool gave, as text for a model."""
     if isinstance(result, str):
         return result
-    dump = getattr(result, "model_dump_json", None)
-    if dump is not None:
-        return str(dump())
     try:
-        return msgspec.json.encode(result).decode()
+        return msgspec.json.encode(result, enc_hook=_dumped).decode()
     except (TypeError, ValueError):
         return str(result)
+
+
+def _dumped(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise TypeError(f"{type(value).__name__} is nothing that JSON has")
+    return dump(mode="json")
 
 
 def _parameters(name: str, fn: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The declared type of each parameter, and the JSON Schema of all of them."""
     function = inspect.unwrap(fn)
-    hints = inspect.get_annotations(
-        function if hasattr(function, "__code__") else type(function).__call__, eval_str=True
-    )
+    try:
+        hints = inspect.get_annotations(
+            function if hasattr(function, "__code__") else type(function).__call__, eval_str=True
+        )
+    except NameError as error:
+        raise UsageError(f"tool {name!r}: its annotations name what is not known in its module: {error}") from error
     properties: dict[str, Any] = {}
     definitions: dict[str, Any] = {}
     required, declared = list[str](), dict[str, Any]()
@@ -120,10 +148,17 @@ def _parameters(name: str, fn: Callable[..., Any]) -> tuple[dict[str, Any], dict
         definitions |= schema.pop("$defs", {})
         if parameter.default is parameter.empty:
             required.append(parameter.name)
+        else:
+            schema |= _default(parameter.default)
         properties[parameter.name] = schema
         declared[parameter.name] = None if annotation is Any else annotation
     whole = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     return declared, whole | ({"$defs": definitions} if definitions else {})
+
+
+def _default(value: Any) -> dict[str, Any]:
+    """What a model is told of a default: nothing when JSON has no word for it."""
+    return {"default": value} if value is None or type(value) in (bool, int, float, str) else {}
 
 
 def as_tool(value: Any) -> Tool:
