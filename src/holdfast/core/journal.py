@@ -330,8 +330,8 @@ class Names:
 
 def _named(key: str) -> tuple[str, str]:
     """What a call is called in its step, and its number in its scope; no number for one with a chosen key."""
-    name, _, number = key.rpartition("/")[2].rpartition(":")
-    return f"{key.partition('/')[0]}/{name}", number if "=" not in name else ""
+    name, numbered, number = key.rpartition("/")[2].rpartition(":")
+    return f"{key.partition('/')[0]}/{name}", number if numbered and "=" not in name else ""
 
 
 def _plain(name: str) -> str:
