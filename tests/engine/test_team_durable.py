@@ -315,38 +315,7 @@ async def test_calls_of_a_turn_are_found_again_though_the_choice_before_it_was_n
     assert await lives.events("calls_unasked") == []
 
 
-# Checkpoints by hand, going back, trying something else
-
-
-async def test_a_checkpoint_by_hand_gives_an_id_that_rewind_and_fork_accept(make_runtime: MakeRuntime) -> None:
-    inside, gate, turns = asyncio.Event(), asyncio.Event(), list[str]()
-
-    async def slow(data: list[str]) -> list[str]:
-        turns.append("slow")
-        inside.set()
-        await gate.wait()
-        return [*data, "slow"]
-
-    def last(data: list[str]) -> list[str]:
-        turns.append("last")
-        return [*data, "last"]
-
-    team = Team("t", [a, slow, last], policy=CheckpointPolicy(every_n_steps=100))
-    async with make_runtime() as rt:
-        handle = await rt.start(team, [], id="r1")
-        await inside.wait()
-        saving = asyncio.ensure_future(handle.checkpoint())
-        while not saving.done():
-            gate.set()
-            await asyncio.sleep(0)
-        point = await rt.load(await saving)
-        assert point is not None
-        assert await handle.result() == ["a", "slow", "last"]
-        assert (point.state, point.next) in [(["a", "slow"], "last"), (["a", "slow", "last"], None)]
-        forked = await rt.fork(point.id, id="r2")
-        assert await forked.result() == ["a", "slow", "last"]
-        assert await (await rt.rewind(point.id)).result() == ["a", "slow", "last"]
-    assert turns.count("slow") == 1
+# Going back, trying something else
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
