@@ -153,3 +153,32 @@ def test_the_reader_of_the_stream_ends_with_the_words_of_the_result_though_the_w
     seqs = [int(line[:4]) for line in lines[:-1]]
     assert seqs == sorted(set(seqs))
     assert [line[5:] for line in lines if "progress" in line] == [f"progress: {n} of 4" for n in (1, 2, 3, 4)]
+
+
+TOOLS = {
+    "search_manual": "search the manual",
+    "look_up_order": "look up the order",
+    "read_incidents": "read the incidents",
+}
+
+
+@pytest.mark.parametrize("at", ["doing: classify", "doing: read", "kept: search", "kept: look", "doing: draft"])
+def test_the_support_desk_goes_on_at_its_node_and_asks_no_tool_again_that_has_answered(store: str, at: str) -> None:
+    before = killed("support_graph.py", store=store, at=at)
+    again = run("support_graph.py", store=store).splitlines()
+    assert again[-1].startswith("waiting for an answer to 'Send this?")
+    kept = {TOOLS[line.removeprefix("kept: ")] for line in before if line.startswith("kept: ")}
+    assert kept.isdisjoint(done(again))
+    assert len(done(again)) == len(set(done(again)))
+    assert set(done(before)) | set(done(again)) == {"classify", *TOOLS.values(), "draft a reply"}
+    assert killed("support_graph.py", "yes", store=store, at="doing: send") == ["doing: send the reply"]
+    last = run("support_graph.py", store=store).splitlines()
+    assert last[0] == "doing: send the reply"
+    assert last[1].startswith("result: sent: We are sorry. manual: switch it off and on; order:")
+    assert run("support_graph.py", store=store).splitlines() == last[1:]
+
+
+def test_the_support_desk_sends_nothing_that_is_not_approved_and_draws_itself(store: str) -> None:
+    run("support_graph.py", store=store)
+    assert run("support_graph.py", "no", store=store).splitlines() == ["result: nothing was sent"]
+    assert run("support_graph.py", "picture", store=store).startswith("flowchart TD\n")
