@@ -168,10 +168,15 @@ def _step_to(
             raise StoreDamagedError(run, entry.seq, "its segment does not begin with a snapshot")
         tree = delta.apply(before.tree, body["delta"], recall)
         point = Point(entry, tree, cursor, before.base, before.branch, before.written + len(entry.body), extra)
-        point.plain = before.plain and not marked
+        point.plain = before.plain and not marked and not _recalls(body["delta"])
         return point
     except (KeyError, TypeError, ValueError, StateError, msgspec.DecodeError) as error:
         raise StoreDamagedError(run, entry.seq, f"it cannot be rebuilt: {error!r}") from error
+
+
+def _recalls(change: Sequence[Any]) -> bool:
+    """Whether part of the state is in another entry, which may hold marks."""
+    return any(op[0] == "recall" for op in change)
 
 
 def folded(run: str, entries: Iterable[Entry]) -> tuple[Point, Fold]:
@@ -255,7 +260,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
             if most > 2 * size + _SLACK or (entries >= _RECKON_AT and entries & (entries - 1) == 0):
                 size = len(dumps(new))
             if most <= 2 * size + _SLACK:
-                plain = self.plain and not may_hold_marks(body)
+                plain = self.plain and not may_hold_marks(body) and not _recalls(known or ())
                 return body, Segment(self.base, total, size, entries, plain=plain)
         body = dumps({**extra, "state": new, "branch": branch, **_repeated(pending)})
         return body, Segment(seq, len(body), len(body), 0, plain=not may_hold_marks(body))
