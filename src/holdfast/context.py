@@ -78,7 +78,7 @@ class Scope(Protocol):
         ...
 
     def has_message(self, frame: Frame, topic: str) -> bool:
-        """Whether `receive(topic)` gives something at once there, now or when the body ran before."""
+        """Whether `receive(topic)` gives something in a moment there, now or when the body ran before."""
         ...
 
     def context(self, frame: Frame) -> RunContext:

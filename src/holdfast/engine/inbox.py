@@ -25,6 +25,8 @@ class Inbox:
         self._notes = notes
         self.signals = list(pending)
         """The messages that nobody has received yet, in order."""
+        self.coming: list[str] = []
+        """The topics of messages that are on their way into the log."""
         self.answers: dict[str, tuple[Mail, Any]] = {}
         """By question: the mail that answers it, or that says that its time has run out."""
         self.ended: set[str] = set()
@@ -50,7 +52,10 @@ class Inbox:
             self.changed()
 
     def _take_in(self, item: Mail, body: dict[str, Any]) -> None:
+        self.coming.append(body["topic"])
+
         def written(seq: int | HoldfastError) -> None:
+            self.coming.remove(body["topic"])
             if isinstance(seq, int):
                 self.signals.append(Signal(seq, body["topic"], body["data"]))
                 self.changed()

@@ -117,10 +117,12 @@ class StepScope:
         return self.host.journal.seq_of(place.key)
 
     def has_message(self, frame: Frame, topic: str) -> bool:
-        """Whether `receive(topic)` gives something at once there, now or when the body ran before."""
+        """Whether `receive(topic)` gives something in a moment there, now or when the body ran before."""
         if self.host.journaled and self.host.journal.has_ended(frame.next_key("receive")):
             return True
-        return self.host.has_inbox and any(signal.topic == topic for signal in self.host.inbox.signals)
+        if not self.host.has_inbox:
+            return False
+        return topic in self.host.inbox.coming or any(signal.topic == topic for signal in self.host.inbox.signals)
 
     # What verbs ask for
 
