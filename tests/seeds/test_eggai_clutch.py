@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +31,7 @@ from watched import WatchedStore, kill
 
 MakeRuntime = Callable[..., Runtime]
 MakeStore = Callable[[], Store]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "data_enrichment_team.py"
 
 
 class Clutch:
@@ -430,3 +435,53 @@ async def test_cancel_does_not_leave_the_handler_running(make_runtime: MakeRunti
             await handle.result()
         async with asyncio.timeout(20):
             await gone.wait()
+
+
+# The example
+
+
+ALL_TURNS = ["clean"] + [turn for fact in ("country", "employees", "founded") for turn in (f"look up {fact}", "check")]
+ALL_TURNS += ["score"]
+FACTS = "{'country': 'Norway', 'employees': 120, 'founded': 1988}"
+RESULT = f"result: Company(name='Nordic Tides', facts={FACTS}, score=0.12)"
+
+
+def lines_of(store: str, *arguments: str, until: tuple[str, int] | None = None) -> list[str]:
+    """What the example prints; killed when it begins a line with this for the n-th time."""
+    command = [sys.executable, str(EXAMPLE), *arguments]
+    lines: list[str] = []
+    env = os.environ | {"HOLDFAST_STORE": store}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            if until is not None and sum(line.startswith(until[0]) for line in lines) == until[1]:
+                process.kill()  # what it had printed by then is read to the end
+    assert until is not None or process.returncode == 0
+    return lines
+
+
+def turns_in(lines: list[str]) -> list[str]:
+    return [line.removeprefix("doing: ") for line in lines if line.startswith("doing: ")]
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "file"])
+@pytest.mark.parametrize("until", [("doing: clean", 1), ("saved", 3), ("doing: check", 2), ("doing: score", 1)])
+def test_the_data_enrichment_team_goes_on_with_the_turn_that_was_not_saved(
+    tmp_path: Path, scheme: str, until: tuple[str, int]
+) -> None:
+    store = f"{scheme}:{tmp_path / 'runs'}"
+    before = lines_of(store, "0.1", until=until)
+    saved = sum(line.startswith("saved") for line in before)
+    again = lines_of(store, "0")
+    # It may have died between the commit of a turn and the line that says so.
+    assert turns_in(again) in (ALL_TURNS[saved:], ALL_TURNS[saved + 1 :])
+    assert again[-1] == RESULT
+    assert lines_of(store, "0") == [RESULT]
+
+
+def test_the_data_enrichment_team_goes_on_from_a_checkpoint_that_it_named(tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'runs'}"
+    saved = [line.removeprefix("saved: ") for line in lines_of(store, "0") if line.startswith("saved: ")]
+    assert len(saved) == len(ALL_TURNS)
+    assert turns_in(lines_of(store, "0", saved[-3])) == ALL_TURNS[-2:]
