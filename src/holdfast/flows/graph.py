@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from holdfast.context import Scope
 from holdfast.core.policy import CheckpointPolicy, check_policy
@@ -21,7 +21,20 @@ from holdfast.inside import NOTHING
 from holdfast.work import OnDoubt, check_name
 
 S = TypeVar("S")
-F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+class NodeOptions(TypedDict, total=False):
+    """What `graph.node` takes."""
+
+    name: str | None
+    start: bool
+    retry: RetryPolicy | None
+    timeout: float | None
+    on_doubt: OnDoubt | None
+    executor: Executor | None
+    compensate: Callable[..., Any] | None
+    goto: Sequence[Any]
 
 
 class Graph(Generic[S]):
@@ -76,26 +89,13 @@ class Graph(Generic[S]):
     # Declaring
 
     @overload
-    def node(self, fn: F, /) -> F: ...
+    def node(self, given: None = None, /, **options: Unpack[NodeOptions]) -> Callable[[T], T]: ...
     @overload
-    def node(
-        self,
-        fn: Any = None,
-        /,
-        *,
-        name: str | None = None,
-        start: bool = False,
-        retry: RetryPolicy | None = None,
-        timeout: float | None = None,
-        on_doubt: OnDoubt | None = None,
-        executor: Executor | None = None,
-        compensate: Callable[..., Any] | None = None,
-        goto: Sequence[Any] = (),
-    ) -> Any: ...
+    def node(self, given: T, /, **options: Unpack[NodeOptions]) -> T: ...
 
     def node(
         self,
-        fn: Any = None,
+        given: Any = None,
         /,
         *,
         name: str | None = None,
@@ -114,20 +114,19 @@ class Graph(Generic[S]):
         error)` runs once its retries are exhausted: what it returns counts as the node's; None fails the run. `goto`
         names the nodes that it goes to by `Goto`, as far as no edge leads there.
         """
-
         options = {"retry": retry, "timeout": timeout, "on_doubt": on_doubt, "executor": executor}
 
-        def declare(given: Any) -> Any:
-            node = (flow_node if is_flow(given) else function_node)(given, name, options)
+        def declare(what: Any) -> Any:
+            node = (flow_node if is_flow(what) else function_node)(what, name, options)
             if compensate is not None:
                 node = compensated(node, compensate)
             self._add(node, start=start)
-            self._edges.also_called(given, node.name)
+            self._edges.also_called(what, node.name)
             if goto:
                 self._edges.announce(node.name, goto)
-            return given
+            return what
 
-        return declare if fn is None else declare(fn)
+        return declare if given is None else declare(given)
 
     def edge(self, source: Any, target: Any) -> None:
         """After `source` comes `target`; both by name or as what was made the node."""
