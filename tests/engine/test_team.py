@@ -522,20 +522,18 @@ async def test_data_is_made_to_be_what_a_member_says_it_takes(make_runtime: Make
     assert seen == [Draft("tides"), Order(amount=3), Point(1), Pair(4)]
 
 
-async def test_typed_data_stays_what_it_is_from_turn_to_turn_and_through_a_selector(make_runtime: MakeRuntime) -> None:
-    seen: list[type] = []
-
+async def test_a_selector_gets_what_it_says_it_takes_too(make_runtime: MakeRuntime) -> None:
     def write(draft: Draft) -> None:
         draft.lines.append("line")
 
-    def selector(draft: Any) -> Any:
-        seen.append(type(draft))
-        return None if isinstance(draft, Draft) and len(draft.lines) == 2 else write
+    def selector(draft: Draft) -> Any:
+        return write if len(draft.lines) < 2 else None
 
+    team = Team("t", [write], Strategy.SELECTOR, selector=selector)
     async with make_runtime() as rt:
-        team = Team("t", [write], Strategy.SELECTOR, selector=selector)
         assert await rt.run(team, {"topic": "tides"}, id="r1") == Draft("tides", ["line", "line"])
-    assert seen == [dict, Draft, Draft]
+        with pytest.raises(UsageError, match="topic"):
+            await rt.start(team, {"subject": "tides"}, id="r2")
 
 
 async def test_an_input_that_does_not_fit_the_first_member_is_refused_before_there_is_a_run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from holdfast import (
     CheckpointPolicy,
     Event,
     Handover,
+    Pipeline,
     RetryPolicy,
     Strategy,
     Team,
@@ -26,7 +28,14 @@ from holdfast import (
     flow,
     step,
 )
-from holdfast.errors import CallInDoubtError, NotACheckpointError, RunCancelledError, RunFailedError, RunWaitingError
+from holdfast.errors import (
+    CallInDoubtError,
+    NotACheckpointError,
+    RunCancelledError,
+    RunFailedError,
+    RunWaitingError,
+    StepMissingError,
+)
 from holdfast.testing import ManualClock
 from waiting import until_status
 
@@ -462,6 +471,51 @@ async def test_typed_data_comes_back_as_its_type_after_a_crash(lives: Lives) -> 
     await lives.cut(Team("t", [first, second]), {"topic": "tides"}, at=once.reached)
     assert await lives.finish(Team("t", [first, second]), {"topic": "tides"}) == Draft("tides", ["first", "second"])
     assert seen == [(Draft, ["first"])] * 2
+
+
+# Changed in between
+
+
+async def test_what_cannot_be_stored_is_told_with_its_path_before_an_edge_is_followed(
+    make_runtime: MakeRuntime,
+) -> None:
+    def wrong(data: Any) -> dict[str, Any]:
+        return {"lock": threading.Lock()}
+
+    async with make_runtime() as rt:
+        team = Team("t", [wrong, b], Strategy.GRAPH, edges={wrong: (b, lambda data: True)})
+        with pytest.raises(RunFailedError, match=r"state\.lock: .*lock cannot be stored"):
+            await rt.run(team, [], id="r1")
+
+
+async def test_a_run_that_began_as_a_pipeline_goes_on_as_a_team_of_the_same_steps(make_runtime: MakeRuntime) -> None:
+    broken = [True]
+
+    def fragile(data: list[str]) -> list[str]:
+        if broken:
+            raise ConnectionError("down")
+        return [*data, "fragile"]
+
+    async with make_runtime() as rt:
+        with pytest.raises(RunFailedError):
+            await rt.run(Pipeline("t", [a, fragile, b]), [], id="r1")
+    broken.clear()
+    async with make_runtime() as rt:
+        rt.register(Team("t", [a, fragile, b], max_turns=3, policy=CheckpointPolicy(every_n_steps=1)))
+        assert await (await rt.resume("r1")).result() == ["a", "fragile", "b"]
+
+
+async def test_a_strategy_that_was_changed_while_the_selector_was_asked_is_a_clear_error(
+    make_runtime: MakeRuntime,
+) -> None:
+    team = Team("t", [a], Strategy.SELECTOR, selector=lambda data: "nobody")
+    async with make_runtime() as rt:
+        with pytest.raises(RunFailedError):
+            await rt.run(team, [], id="r1")
+    async with make_runtime() as rt:
+        rt.register(Team("t", [a]))
+        with pytest.raises(StepMissingError, match=r"'\(selector\)', which flow 't' does not have"):
+            await rt.resume("r1")
 
 
 # Cancel

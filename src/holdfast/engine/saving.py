@@ -61,7 +61,8 @@ class Saving:
         elapsed = abs(taken[2] - self._saved_at)  # a clock that was set back must not put saving off
         steps = len(self._unsaved)
         if "turn" in cursor:  # what lies between two turns is not counted
-            steps = cursor["turn"] - self._writer.cursor["turn"]
+            saved = self._writer.cursor
+            steps = cursor["turn"] - saved.get("turn", saved["step"])
         if not self._policy.saves(steps=steps, elapsed=elapsed, step=taken[0]):
             self._completed(taken)
             return

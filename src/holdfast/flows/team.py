@@ -84,7 +84,7 @@ class Team:
         self.subflows: list[Any] = []
         self._members: dict[str, Step[..., Any]] = {}
         self._takes: dict[str, Any] = {}
-        """The annotation of what each member takes."""
+        """The annotation of what each member takes, and the selector."""
         self._ways: dict[str, list[tuple[Any, Any]]] = {}
         """Where each member's edges lead, with their conditions."""
         problems = self._join(members) + self._limits()
@@ -99,6 +99,8 @@ class Team:
         self._selecting = as_step(selector) if callable(selector) else None
         if self._selecting is None and selector is not None:
             problems.append(f"selector={selector!r} is not a function")
+        elif self._selecting is not None:
+            self._takes[_SELECTING] = _annotation(self._selecting)
         problems += self._connect(edges)
         if problems:
             raise UsageError(f"team {name!r} is not right:" + "".join(f"\n  - {problem}" for problem in problems))
@@ -185,9 +187,7 @@ class Team:
 
     def start(self, input: Any) -> Position:
         """The input becomes the data."""
-        if self.strategy is Strategy.SELECTOR:
-            return Position(input, {"step": 0, "next": _SELECTING, "turn": 0})
-        first = next(iter(self._members))
+        first = _SELECTING if self.strategy is Strategy.SELECTOR else next(iter(self._members))
         return Position(fit_input(_fields_of(self._takes.get(first)), input), {"step": 0, "next": first, "turn": 0})
 
     def next_step(self, cursor: dict[str, Any]) -> Step[..., Any] | None:
@@ -197,7 +197,7 @@ class Team:
     async def advance(self, position: Position, scope: Scope) -> Position:
         """One more turn, or the choice before one."""
         cursor, data = position.cursor, position.state
-        name, turn = cursor["next"], cursor["turn"]
+        name, turn = cursor["next"], cursor.get("turn", cursor["step"])  # a run may have begun as another kind of flow
 
         def then(state: Any, turns: int, target: str | None, result: Any = NOT_GIVEN) -> Position:
             after = Position(state, {"step": cursor["step"] + 1, "next": target, "turn": turns})
@@ -221,7 +221,7 @@ class Team:
             await self._told(name, before, result)
             return then(left, turn + 1, None, outcome.result)
         ends = turn + 1 >= self.max_turns and self._on_max_turns == "return"
-        after, target = await self._decide(name, data, outcome, ends=ends)
+        after, target = await self._decide(scope, name, data, outcome, ends=ends)
         await self._told(name, before, after)
         return then(after, turn + 1, target)
 
@@ -231,22 +231,23 @@ class Team:
             return fit_input(declared, data)
         except UsageError as error:
             problem = error.__cause__ or error
+            who = "the selector" if name == _SELECTING else f"member {name!r}"
             takes = getattr(declared, "__name__", declared)
-            raise UsageError(f"member {name!r} of team {self.name!r} takes {takes}: {problem}") from error
+            raise UsageError(f"{who} of team {self.name!r} takes {takes}: {problem}") from error
 
     # Who is next
 
-    async def _decide(self, name: str, data: Any, outcome: Any, *, ends: bool) -> tuple[Any, str | None]:
+    async def _decide(self, scope: Scope, name: str, data: Any, outcome: Any, *, ends: bool) -> tuple[Any, str | None]:
         """The data after the turn, and who is next; nobody when it `ends` here, whatever the strategy says."""
         if isinstance(outcome, Handover):
             target: str | None = self._known(f"the handover of member {name!r}", outcome.member)
             data = data if outcome.data is None else outcome.data
         else:
             data = data if outcome is None else outcome
-            target = None if ends else await self._next(name, data)
+            target = None if ends else await self._next(scope, name, data)
         return data, None if ends else target
 
-    async def _next(self, name: str, data: Any) -> str | None:
+    async def _next(self, scope: Scope, name: str, data: Any) -> str | None:
         names = list(self._members)
         place = names.index(name)
         match self.strategy:
@@ -257,19 +258,23 @@ class Team:
             case Strategy.SELECTOR:
                 return _SELECTING
             case _:
-                return await self._follow_edge(name, data)
+                return await self._follow_edge(scope, name, data)
 
     async def _select(self, scope: Scope, data: Any) -> str | None:
-        chosen = await scope.perform(self._selecting, copy.deepcopy(data))
+        chosen = await scope.perform(self._selecting, self._fitted(_SELECTING, copy.deepcopy(data)))
         return None if chosen is None else self._known("the selector", chosen)
 
-    async def _follow_edge(self, name: str, data: Any) -> str | None:
+    async def _follow_edge(self, scope: Scope, name: str, data: Any) -> str | None:
+        def own() -> Any:  # by the codec: what cannot be stored is told with its path before anybody looks at it
+            return scope.decode(scope.encode(data, "state"), "state")
+
         for target, holds in self._ways.get(name, ()):
-            if holds is not None and not await settled(holds(copy.deepcopy(data))):
+            if holds is not None and not await settled(holds(own())):
                 continue
+            chosen = target
             if _chooses(target) and target_name(target) not in self._members:
-                target = await settled(target(copy.deepcopy(data)))
-            return None if target is None else self._known(f"the edge of member {name!r}", target)
+                chosen = await settled(target(own()))
+            return None if chosen is None else self._known(f"the edge of member {name!r}", chosen)
         return None
 
     def _known(self, where: str, target: Any) -> str:
