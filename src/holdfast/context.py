@@ -77,8 +77,11 @@ class Scope(Protocol):
         """The entry that holds the result of the call or child at that place, which is asked for by this; 0 without."""
         ...
 
-    def has_message(self, frame: Frame, topic: str) -> bool:
-        """Whether `receive(topic)` gives something in a moment there, now or when the body ran before."""
+    def has_message(self, frame: Frame, topic: str, *, new: bool = True) -> bool:
+        """Whether `receive(topic)` gives something in a moment there, now (if `new`) or when the body ran before.
+
+        In a step that was finished before, and is only taken again because its save was skipped, nothing is new.
+        """
         ...
 
     def context(self, frame: Frame) -> RunContext:

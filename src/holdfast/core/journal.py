@@ -152,6 +152,10 @@ class Journal:
         record = self._records.get(key)
         return record is not None and record.ended is not None
 
+    def goes_beyond(self, step: int) -> bool:
+        """Whether it holds something of a later step: this one was finished before, and its save was skipped."""
+        return any(int(key.partition("/")[0]) > step for key in self._records)
+
     def seq_of(self, key: str) -> int:
         """The entry of a call that has a result; 0 when there is none."""
         record = self._records.get(key)

@@ -116,11 +116,11 @@ class StepScope:
         self.host.journal.find(place.key)
         return self.host.journal.seq_of(place.key)
 
-    def has_message(self, frame: Frame, topic: str) -> bool:
+    def has_message(self, frame: Frame, topic: str, *, new: bool = True) -> bool:
         """Whether `receive(topic)` gives something in a moment there, now or when the body ran before."""
         if self.host.journaled and self.host.journal.has_ended(frame.next_key("receive")):
             return True
-        if not self.host.has_inbox:
+        if not new or not self.host.has_inbox or (self.host.journaled and self.host.journal.goes_beyond(self.number)):
             return False
         return topic in self.host.inbox.coming or any(signal.topic == topic for signal in self.host.inbox.signals)
 

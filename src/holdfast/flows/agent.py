@@ -153,40 +153,49 @@ class Agent:
         frame = here()
         assert frame is not None
         await self._answer_calls(frame, growing, place)
-        await self._hear_user(frame, growing)
         message = await self._ask_model(frame, growing, place)
         growing.put("iteration", growing.state["iteration"] + 1)
         # Whoever spoke meanwhile is heard before the phase ends.
-        if tool_calls(message) or scope.has_message(frame, USER_TOPIC):
+        if tool_calls(message) or await self._hear_user(frame, growing):
             return growing.position(self._cursor(step, place))
         return self._end_phase(growing, step, place, message)
 
-    async def _hear_user(self, frame: Frame, growing: Transcript) -> None:
-        """What was said with `send` since the last time."""
-        while frame.scope.has_message(frame, USER_TOPIC):
+    async def _hear_user(self, frame: Frame, growing: Transcript, *, new: bool = True) -> bool:
+        """Append what was said with `send` since the last time; False when that is nothing."""
+        before = len(growing)
+        while frame.scope.has_message(frame, USER_TOPIC, new=new):
             growing.say({"role": "user", "content": await receive(USER_TOPIC)})
+        return len(growing) > before
 
     async def _ask_model(self, frame: Frame, growing: Transcript, place: int) -> dict[str, Any]:
-        """What the model says, which is appended."""
-        phase, iteration, limit = self._phases[place], growing.state["iteration"], self._limits[place]
-        if iteration >= limit:
-            where = f"iteration {iteration + 1}" + (f" of phase {phase.name!r}" if phase.name else "")
-            raise TooManyStepsError(f"agent {self.name!r}", where, limit, "max_iterations")
-        instructions = "\n\n".join(text for text in (self._instructions, phase.instructions) if text)
-        system = [{"role": "system", "content": instructions}] if instructions else []
-        asked = ([*system, *growing.messages], [tool.shown for tool in self._tools[place].values()])
+        """What the model says to all that was said before, which is appended."""
+        scope, iteration = frame.scope, growing.state["iteration"]
+        # Where the turn may be taken again though its tools were called, the model must not think of others then: its
+        # answer is journaled. One that is found has not heard what came since.
+        spot = frame.take("model", None, None) if scope.skips_saves else None
+        await self._hear_user(frame, growing, new=spot is None or not scope.found(spot))
+        self._check_limit(place, iteration)
         work = Question(self.name, iteration + 1, len(growing)).work(self._model, self._timeout)
+        asked = ([*self._system(place), *growing.messages], [tool.shown for tool in self._tools[place].values()])
         seq = None
-        if frame.scope.skips_saves:
-            # The turn may be taken again though its tools were called: the model must not think of others then.
-            spot = frame.take("model", None, None)
-            message = await frame.scope.call(spot, work, asked, {})
-            seq = frame.scope.entry_of(spot)
+        if spot is None:
+            message = await self._performed(scope, work, asked)
         else:
-            message = await self._performed(frame.scope, work, asked)
+            message = await scope.call(spot, work, asked, {})
+            seq = scope.entry_of(spot)
         growing.say(message, seq)
         said: dict[str, Any] = message
         return said
+
+    def _check_limit(self, place: int, iteration: int) -> None:
+        limit, name = self._limits[place], self._phases[place].name
+        if iteration >= limit:
+            where = f"iteration {iteration + 1}" + (f" of phase {name!r}" if name else "")
+            raise TooManyStepsError(f"agent {self.name!r}", where, limit, "max_iterations")
+
+    def _system(self, place: int) -> list[dict[str, Any]]:
+        instructions = "\n\n".join(text for text in (self._instructions, self._phases[place].instructions) if text)
+        return [{"role": "system", "content": instructions}] if instructions else []
 
     async def _performed(self, scope: Scope, work: Work, asked: tuple[Any, ...]) -> Any:
         """The answer, which is saved with the turn: no commit of its own is needed."""
