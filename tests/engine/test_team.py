@@ -343,7 +343,8 @@ async def test_max_turns_counts_every_turn_whatever_the_strategy(
             with pytest.raises(RunFailedError, match=r"team 't' has taken 3 steps and would go on with") as info:
                 await rt.run(team, 0, id="r1")
             assert isinstance(info.value.__cause__, TooManyStepsError)
-    assert len(turns) == 3
+        steps = [event.step async for event in rt.events("r1") if event.type == "step_completed"]
+    assert len(turns) == steps.count("endless") == 3
 
 
 async def test_max_turns_of_exactly_what_is_needed_is_enough(make_runtime: MakeRuntime) -> None:
@@ -375,10 +376,13 @@ async def test_max_turns_does_not_ask_who_would_be_next_when_it_returns(make_run
         asked.append(len(data))
         return "a"
 
-    team = Team("t", [a], Strategy.SELECTOR, selector=selector, max_turns=2, on_max_turns="return")
+    limit: Data = {"max_turns": 2, "on_max_turns": "return"}
     async with make_runtime() as rt:
+        team = Team("s", [a], Strategy.SELECTOR, selector=selector, **limit)
         assert await rt.run(team, [], id="r1") == ["a", "a"]
-    assert asked == [0, 1]
+        assert asked == [0, 1]
+        assert await rt.run(Team("g", [a], Strategy.GRAPH, edges={a: selector}, **limit), [], id="r2") == ["a", "a"]
+    assert asked == [0, 1, 1]
 
 
 # Members
