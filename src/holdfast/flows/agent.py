@@ -135,7 +135,8 @@ class Agent:
         return Position(state, self._cursor(0, 0))
 
     def _cursor(self, step: int, place: int) -> dict[str, Any]:
-        return {"step": step, "next": self._turns[place].called, "phase": place}
+        # Every entry of the log repeats it, so it says no more than it must.
+        return {"step": step, "next": self._turns[place].called, **({"phase": place} if place else {})}
 
     def next_step(self, cursor: dict[str, Any]) -> Step[..., Any] | None:
         """A turn of the phase, unless that is gone."""
@@ -149,7 +150,7 @@ class Agent:
     async def advance(self, position: Position, scope: Scope) -> Position:
         """One more turn."""
         cursor, growing = position.cursor, Transcript(position.state, scope)
-        place, step = cursor["phase"], cursor["step"] + 1
+        place, step = cursor.get("phase", 0), cursor["step"] + 1
         frame = here()
         assert frame is not None
         await self._answer_calls(frame, growing, place)
@@ -259,8 +260,9 @@ class Agent:
         calling.add(task)
         try:
             work = tool.work(wanted.key)
-            # In the frame of the turn, whichever task makes the call: its id tells it from the others.
-            place = frame.take(work.called, scope.digest((arguments,)), wanted.key)
+            # In the frame of the turn, whichever task makes the call: its id tells it from the others, and its message
+            # is durable, so that its arguments need not be compared.
+            place = frame.take(work.called, None, wanted.key)
             given = await scope.call(place, work, (arguments,), {})
             # A person who was asked what came of a call in doubt may have given something else than a text.
             return (given, scope.entry_of(place)) if type(given) is str else (as_text(given), None)
