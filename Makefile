@@ -16,7 +16,7 @@ $(READY): pyproject.toml
 
 setup: $(READY)
 
-demo: setup            ## a research pipeline, killed twice, goes on each time
+demo: setup            ## an agent with tools and an approval, killed twice, goes on each time
 	$(BIN)/holdfast demo
 
 examples: setup        ## every example once, in a store that is thrown away

@@ -1,95 +1,67 @@
-"""The pipeline that `holdfast demo` runs: a small research report, from notes that come with it.
+"""The agent that `holdfast demo` runs: it pays an invoice, with a scripted model in the place of a real one.
 
-Every step writes a line into a ledger outside of the store before it does anything, so that how
-often it really ran can be counted. When the environment says so, the process kills itself with
-SIGKILL inside a step, or right after the commit of one.
+The model and every tool write a line into a ledger outside of the store before they do anything, so that how often
+they really ran can be counted. When the environment says so, the process kills itself with SIGKILL inside a tool, or
+right after the result of one was committed.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
-from collections import Counter
-from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast import faults
 from holdfast.context import current_run
-from holdfast.flows.base import step
-from holdfast.flows.pipeline import Pipeline
+from holdfast.flows.agent import Agent
+from holdfast.flows.tools import tool
 
 LEDGER = "HOLDFAST_DEMO_LEDGER"
 DIE_INSIDE = "HOLDFAST_DEMO_DIE_INSIDE"
 DIE_AFTER = "HOLDFAST_DEMO_DIE_AFTER"
 
-_NOTES = (
-    "The Moon raises two bulges of water, and the Earth turns under them: two high tides a day.",
-    "The Sun adds to the tide of the Moon at new and full moon; these are the spring tides.",
-    "At the quarters of the Moon the Sun works against it, and the tides are small: neap tides.",
-    "The shape of a bay can raise a tide of one metre to one of fifteen, as in the Bay of Fundy.",
-    "A sailor reads the height of the tide from a table; the table is made from years of records.",
-    "Kelp holds fast to the rock with a grip that outlasts the storm.",
-)
+
+async def find_invoice(number: int) -> dict[str, Any]:
+    """Find an invoice by its number."""
+    _enter("find_invoice")
+    return {"number": number, "from": "Kelp & Sons", "amount": 120}
 
 
-@dataclass
-class Research:
-    """What is known so far."""
-
-    topic: str
-    questions: list[str] = field(default_factory=list)
-    findings: dict[str, list[str]] = field(default_factory=dict)
-    terms: dict[str, int] = field(default_factory=dict)
-    report: str = ""
-    approved: bool = False
+async def check_budget(amount: int) -> str:
+    """Say whether there is money for it."""
+    _enter("check_budget")
+    return f"there is enough for {amount}"
 
 
-@step
-def plan(state: Research) -> Research:
-    _enter("plan")
-    state.questions = [f"What do the {name} do to the {state.topic}?" for name in ("Moon", "Sun", "shape of a bay")]
-    return _leave("plan", state)
+@tool(approval=True, on_doubt="ask")
+async def pay(invoice: int, amount: int) -> str:
+    """Pay an invoice. A person is asked before."""
+    _enter("pay")
+    _leave("pay")
+    return f"paid {amount} for invoice {invoice}"
 
 
-@step
-def search(state: Research) -> Research:
-    _enter("search")
-    for question in state.questions:
-        wanted = set(_words(question))
-        state.findings[question] = [note for note in _NOTES if len(wanted & set(_words(note))) >= 2]
-    return _leave("search", state)
+_SCRIPT: list[Any] = [
+    ("find_invoice", {"number": 7}),
+    ("check_budget", {"amount": 120}),
+    ("pay", {"invoice": 7, "amount": 120}),
+    "Invoice 7 of Kelp & Sons is paid.",
+]
 
 
-@step
-def analyze(state: Research) -> Research:
-    _enter("analyze")
-    notes = {note for found in state.findings.values() for note in found}
-    counted = Counter(word for note in sorted(notes) for word in _words(note) if len(word) > 3)
-    state.terms = dict(counted.most_common(5))
-    return _leave("analyze", state)
+async def model(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Any:
+    """Says what the script says; it stands for a request to a provider."""
+    spoken = sum(message["role"] == "assistant" for message in messages)
+    _enter(f"model:{spoken + 1}")
+    line = _SCRIPT[spoken]
+    if isinstance(line, str):
+        return line
+    name, arguments = line
+    return {"content": None, "tool_calls": [{"id": f"call-{spoken + 1}", "name": name, "arguments": arguments}]}
 
 
-@step
-def write(state: Research) -> Research:
-    _enter("write")
-    parts = [f"{question}\n" + "\n".join(f"  {note}" for note in notes) for question, notes in state.findings.items()]
-    state.report = f"About {state.topic} ({', '.join(state.terms)})\n\n" + "\n".join(parts)
-    return _leave("write", state)
-
-
-@step
-def review(state: Research) -> Research:
-    _enter("review")
-    state.approved = all(question in state.report for question in state.questions)
-    return _leave("review", state)
-
-
-research = Pipeline("research", [plan, search, analyze, write, review], state=Research)
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z]+", text.lower())
+clerk = Agent("clerk", model, [find_invoice, check_budget, pay], "You pay invoices.")
 
 
 def _enter(name: str) -> None:
@@ -101,13 +73,12 @@ def _enter(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _leave(name: str, state: Research) -> Research:
+def _leave(name: str) -> None:
     if os.environ.get(DIE_AFTER) == name:
         faults.install(_die_after_commit)
-    return state
 
 
 def _die_after_commit(point: str) -> None:
-    # A heartbeat commits too, from a thread of its own: it is not the step's commit.
+    # A heartbeat commits too, from a thread of its own: it is not the tool's commit.
     if point == "commit.after" and "heartbeat" not in threading.current_thread().name:
         os.kill(os.getpid(), signal.SIGKILL)
