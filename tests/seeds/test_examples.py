@@ -182,3 +182,41 @@ def test_the_support_desk_sends_nothing_that_is_not_approved_and_draws_itself(st
     run("support_graph.py", store=store)
     assert run("support_graph.py", "no", store=store).splitlines() == ["result: nothing was sent"]
     assert run("support_graph.py", "picture", store=store).startswith("flowchart TD\n")
+
+
+KNOWN = ["look up moon", "look up sun", "count words"]
+
+
+@pytest.mark.parametrize("at", KNOWN)
+def test_the_agent_does_nothing_again_that_finished_and_asks_before_it_publishes(store: str, at: str) -> None:
+    before = done(killed("recovering_agent.py", store=store, at=f"doing: {at}"))
+    lines = run("recovering_agent.py", store=store).splitlines()
+    assert set(before + done(lines)) == set(KNOWN)
+    # What was under way when it was killed is done again; the two searches are under way together.
+    cut_off = before if at == "look up moon" else KNOWN[:2] if at == "look up sun" else ["count words"]
+    assert set(before) & set(done(lines)) <= set(cut_off)
+    assert lines[-1].startswith("waiting for an answer to 'May essay call publish(")
+    last = run("recovering_agent.py", "yes", store=store).splitlines()
+    assert done(last) == ["publish tides"]
+    assert last[-1] == "result: It is at https://example.org/tides."
+    assert run("recovering_agent.py", store=store).splitlines() == last[1:]
+
+
+def test_the_agent_that_is_killed_while_it_publishes_asks_whether_that_was_done(store: str) -> None:
+    run("recovering_agent.py", store=store)
+    killed("recovering_agent.py", "yes", store=store, at="doing: publish")
+    again = run("recovering_agent.py", store=store).splitlines()
+    assert done(again) == []
+    assert again[-1].startswith("waiting for an answer to 'Was the call")
+    with Runtime(store) as rt:
+        rt.answer("essay-1", {"done": True, "result": "https://example.org/tides"})
+    last = run("recovering_agent.py", store=store).splitlines()
+    assert done(last) == []
+    assert last[-1] == "result: It is at https://example.org/tides."
+
+
+def test_the_agent_is_told_why_it_may_not_publish(store: str) -> None:
+    run("recovering_agent.py", store=store)
+    last = run("recovering_agent.py", "no", store=store).splitlines()
+    assert done(last) == []
+    assert last[-1] == "result: It stays unpublished (refused: a person did not allow this call: too short)."
