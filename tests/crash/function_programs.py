@@ -13,7 +13,7 @@ from holdfast.errors import AnsweredError, RunWaitingError
 from holdfast.store.files import reader
 from holdfast.testing import ManualClock
 
-from . import counting, functions
+from . import counting, functions, shapes
 from .opening import open_runtime, set_up
 from .steps import Reporter
 
@@ -32,6 +32,15 @@ def producing(report: Reporter, *, store: str, seed: int, ledger: str, chunks: i
     """A run that emits; tells of every commit."""
     counting.count_commits(lambda: report("committed"))
     _run(report, store, ledger, functions.stream(chunks, changing=changing), seed)
+
+
+def mapping(
+    report: Reporter, *, store: str, seed: int, ledger: str, items: int, concurrency: int, in_turn: bool
+) -> None:
+    """A graph of one map; every commit is noted beside the ledger."""
+    commits = Path(f"{ledger}.commits")
+    counting.count_commits(lambda: functions.note(commits, "."))
+    _run(report, store, ledger, shapes.squares(items, concurrency, in_turn=in_turn), {"seed": seed})
 
 
 def going_round(report: Reporter, *, store: str, seed: int, ledger: str, total: int, each: int) -> None:
@@ -99,30 +108,58 @@ def asking(report: Reporter, *, store: str, runs: list[str], ledger: str, beside
     """Runs that ask, as far as they come: their result, or what they wait for."""
     set_up(report, ledger)
 
-    async def one(rt: Runtime, run: str) -> None:
-        try:
-            result = await rt.run(functions.question(beside=beside), 7, id=run, until="settled")
-            report("result", run=run, value=repr(result))
-        except RunWaitingError as waiting:
-            report("waits", run=run, waits_for=str(waiting))
+    async def main() -> None:
+        async with open_runtime(store) as rt:
+            question = functions.question(beside=beside)
+            await asyncio.gather(*(_settled(report, rt, question, 7, run) for run in runs))
+
+    asyncio.run(main())
+
+
+async def _settled(report: Reporter, rt: Runtime, flow: Any, input: Any, run: str) -> None:
+    """Report the result of a run, or what it waits for."""
+    try:
+        report("result", run=run, value=repr(await rt.run(flow, input, id=run, until="settled")))
+    except RunWaitingError as waiting:
+        report("waits", run=run, waits_for=str(waiting))
+
+
+def approving(report: Reporter, *, store: str, seed: int, ledger: str, stays: bool) -> None:
+    """An agent that has to ask a person, as far as it comes; the process may stay until it is killed."""
+    set_up(report, ledger)
 
     async def main() -> None:
         async with open_runtime(store) as rt:
-            await asyncio.gather(*(one(rt, run) for run in runs))
+            await _settled(report, rt, shapes.agent(shapes.APPROVED), f"What is {seed} worth?", "a")
+            if stays:
+                await asyncio.Event().wait()
 
     asyncio.run(main())
 
 
 def answering(
-    report: Reporter, *, store: str, runs: list[str], value: int, me: str | None = None, other: str | None = None
+    report: Reporter,
+    *,
+    store: str,
+    runs: list[str],
+    value: Any,
+    me: str | None = None,
+    other: str | None = None,
+    die: tuple[str, int] | None = None,
 ) -> None:
     """Answers the question of each run, at the same moment as another process does when there is one."""
     set_up(report, None)
+    if die is not None:
+        counting.die_at(*die)
 
     async def main() -> None:
         async with open_runtime(store) as rt:
             for run in runs:
-                (question,) = [asked async for asked in rt.asks(run)]
+                questions = [asked async for asked in rt.asks(run)]
+                if not questions:
+                    report("answered", run=run)
+                    continue
+                (question,) = questions
                 if me is not None and other is not None:
                     Path(f"{me}-{run}").touch()
                     while not os.path.exists(f"{other}-{run}"):
@@ -157,6 +194,8 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "branching": branching,
     "parenting": parenting,
     "producing": producing,
+    "mapping": mapping,
+    "approving": approving,
     "going_round": going_round,
     "following": following,
     "asking": asking,

@@ -170,3 +170,50 @@ def torture_rounds(
     assert total <= witness.starts <= total + len(kills)
     assert max(figures.loaded) <= 2 * each, f"{figures.loaded} entries were loaded to go on"
     return figures
+
+
+class Maps(Kills):
+    """What happened to a map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_flight = self.doubled = self.commits = self.usual = 0
+
+
+def torture_map(
+    kind: str, kills: int, seed: int, folder: Path, nursery: Nursery, *, items: int, concurrency: int, in_turn: bool
+) -> Maps:
+    """A map over so many items, killed so often. Raises AssertionError when something is wrong."""
+    figures, expected = Maps(), repr({"seed": seed, "squares": [n * n for n in range(items)]})
+    size = {"items": items, "concurrency": concurrency, "in_turn": in_turn}
+    arguments, witness = _begin(kind, folder / f"{kind}-undisturbed", seed, **size)
+    check_result("a", result_of(nursery.run("mapping", **arguments)), expected)
+    witness.look()
+    assert set(witness.effects.values()) == {1}
+    figures.usual = _noted(arguments)
+
+    arguments, witness = _begin(kind, folder / kind, seed, **size)
+
+    def killed(_: list[Report]) -> None:
+        done = witness.seen["a"].calls if "a" in witness.seen else {}
+        figures.in_flight += sum(name not in done for _, name in witness.effects)
+
+    chance, starts = random.Random(f"{seed}/{kind}"), items // kills
+    result = carry_through(
+        nursery, "mapping", arguments, witness, chance, figures, kills, starts=starts, opening=0, killed=killed
+    )
+    check_result("a", result, expected)
+    assert figures.kills == kills, f"it was done after {figures.kills} kills"
+    assert len(witness.effects) == items, f"{len(witness.effects)} items had an effect"
+    figures.starts, figures.commits, figures.doubled = witness.starts, _noted(arguments), witness.starts - items
+    # An item may have been under way at several kills, so those that were under way are counted at each of them.
+    assert figures.doubled <= figures.in_flight <= concurrency * kills, (
+        f"{figures.doubled} effects were had again, {figures.in_flight} were under way at {kills} kills"
+    )
+    assert figures.commits <= 1.5 * figures.usual, f"{figures.commits} commits instead of {figures.usual}"
+    return figures
+
+
+def _noted(arguments: dict[str, Any]) -> int:
+    """How many commits were noted beside the ledger."""
+    return len(Path(f"{arguments['ledger']}.commits").read_text())

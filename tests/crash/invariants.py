@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -42,8 +42,22 @@ class Seen:
     @cached_property
     def calls(self) -> dict[str, Any]:
         """The results of the calls and waits that the log holds, by key."""
-        bodies = (read_body(self.head.id, entry) for entry in self.entries.values() if entry.kind in RESULT_KINDS)
-        return {body["key"]: body["result"] for body in bodies if "result" in body}
+        return {body["key"]: body["result"] for body in self._ended if "result" in body}
+
+    @cached_property
+    def failed(self) -> set[str]:
+        """The keys of the calls that the log says have failed."""
+        return {body["key"] for body in self._ended if "error" in body}
+
+    @property
+    def _ended(self) -> Iterator[dict[str, Any]]:
+        return (read_body(self.head.id, entry) for entry in self.entries.values() if entry.kind in RESULT_KINDS)
+
+    @cached_property
+    def steps(self) -> list[str]:
+        """The names of the steps that the log holds, one for each time."""
+        bodies = (read_body(self.head.id, entry) for entry in self.entries.values() if entry.kind == Kind.CHECKPOINT)
+        return [step[0] for body in bodies for step in body["steps"]]
 
     @cached_property
     def in_doubt(self) -> set[str]:
@@ -178,9 +192,7 @@ class Witness:
             return 0
         if "/" in name:
             return int(name in seen.calls)
-        bodies = (read_body(run, entry) for entry in seen.entries.values() if entry.kind == Kind.CHECKPOINT)
-        count = sum(step[0] == name for body in bodies for step in body["steps"])
-        return max(count, int(self.drops_history and self._names.index(name) < seen.step))
+        return max(seen.steps.count(name), int(self.drops_history and self._names.index(name) < seen.step))
 
 
 def check_log(head: Head, entries: list[Entry], *, whole: bool = True) -> None:

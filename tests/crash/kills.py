@@ -90,16 +90,18 @@ def carry_through(
     kills: int,
     *,
     starts: int = 14,
+    opening: float = 0.15,
     killed: Callable[[list[Report]], None] = lambda _: None,
     progress: Callable[[Kills], None] = lambda _: None,
 ) -> str:
     """The result of a program that is killed again and again, until there were `kills` kills in all.
 
-    Each time it dies after at most `starts` starts of steps or calls; `killed` gets what it had reported.
+    Each time it dies after at most `starts` starts of steps or calls, but for the share of them that dies while
+    `opening`; `killed` gets what it had reported.
     """
     while figures.kills < kills:
         child = nursery.start(program, **arguments)
-        reports = kill_somewhere(child, chance, figures, starts)
+        reports = kill_somewhere(child, chance, figures, starts, opening)
         witness.acknowledge(reports)
         figures.acknowledged += sum(report["what"] == "acknowledged" for report in reports)
         witness.look()
@@ -112,10 +114,10 @@ def carry_through(
     return result
 
 
-def kill_somewhere(child: Child, chance: random.Random, figures: Kills, starts: int) -> list[Report]:
+def kill_somewhere(child: Child, chance: random.Random, figures: Kills, starts: int, opening: float) -> list[Report]:
     """Kill the child in the middle of what it does; all that it reported."""
     reports: list[Report] = []
-    if chance.random() < 0.15:
+    if chance.random() < opening:
         # While it opens the store, claims the run, or has just begun with it.
         figures.in_opening += 1
         time.sleep(chance.uniform(0, 0.04))

@@ -149,6 +149,9 @@ def _live(request: bytes, reports: int) -> int:
 
 
 if __name__ == "__main__":
-    from . import victim  # noqa: F401  (imported before the first fork, once for all children)
+    # Imported before the first fork, once for all children; the first is what arguments of tools are checked with.
+    import jsonschema  # noqa: F401
+
+    from . import victim  # noqa: F401
 
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -16,11 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import calls, commits, inside, kills, powercut, scenarios, stopped, waiting
+from . import calls, commits, inside, kills, powercut, scenarios, shaped, stopped, waiting
 from .nursery import Nursery
 from .stores import KINDS
 
-PARTS = ("kills", "commits", "calls", "branches", "children", "rounds", "waits", "streams", "cuts", "stopped")
+PARTS = (
+    *("kills", "commits", "calls", "branches", "children", "rounds", "waits", "streams"),
+    *("shapes", "maps", "approvals", "cuts", "stopped"),
+)
 Row = tuple[str, str, str, str]
 
 
@@ -137,6 +140,48 @@ class Torture:
                     f"{f.kills} kills, {f.reconnects} reconnects, {len(f.chunks)} chunks seen, "
                     f"{len(f.superseded)} superseded, {f.commits} commits"
                 )
+
+    def run_shapes(self, store: str) -> None:
+        """Part 8, all shapes."""
+        points = 0
+        for name in shaped.NAMES:
+            with self.part("shapes", store, f"{name}, at every commit and inside all", "") as found:
+                plan = shaped.ShapePlan(name, self.options.seed)
+                total, effects, killed = self._sweep(store, [plan])
+                points += killed
+                found["text"] = f"{killed} kill points at {total} commits and {effects} steps, calls and tools"
+        with self.part("shapes", store, "all of these, and another kill", "") as found:
+            plans = [shaped.ShapePlan(name, self.options.seed) for name in shaped.NAMES]
+            _, _, killed = self._sweep(store, plans, twice=True)
+            found["text"] = f"{killed} kill points, killed again behind each; {points + killed} kill points in all"
+
+    def run_maps(self, store: str) -> None:
+        """Part 8, maps."""
+        for in_turn in (True, False):
+            title = f"a map over 1,000, 50 at once, ending {'in turn' if in_turn else 'as it happens'}"
+            with self.part("maps", store, title, "") as found:
+                f = inside.torture_map(
+                    store,
+                    5,
+                    self.options.seed,
+                    self._place("maps"),
+                    self.nurseries[0],
+                    items=1000,
+                    concurrency=50,
+                    in_turn=in_turn,
+                )
+                found["text"] = (
+                    f"{f.kills} kills, {f.in_flight} calls under way at them, {f.doubled} effects doubled, "
+                    f"{f.commits} commits, {f.usual} undisturbed ({f.commits / f.usual:.2f} x)"
+                )
+
+    def run_approvals(self, store: str) -> None:
+        """Part 8, approvals."""
+        with self.part("approvals", store, "an agent that asks, three processes", "") as found:
+            kills, through = waiting.approve_from_outside(store, self._place("approvals"), self.nurseries[0])
+            found["text"] = (
+                f"{kills} kills while it waited and was answered, {through} answers of the killed came through"
+            )
 
     def _sweep(self, store: str, plans: Iterable[commits.Plan], *, twice: bool = False) -> tuple[int, int, int]:
         """How many commits, calls and kills there were."""

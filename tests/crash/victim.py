@@ -13,7 +13,7 @@ from holdfast import Pipeline, Runtime
 from holdfast.errors import OwnershipLostError, StoreUnavailableError, UsageError
 from holdfast.store.locate import locate
 
-from . import counting, function_programs, functions
+from . import counting, function_programs, functions, shapes
 from .opening import open_runtime, set_up
 from .scenarios import SCENARIOS
 from .steps import Reporter, begin, change, first_state, pipeline
@@ -47,7 +47,7 @@ def scenario(
     async def main() -> None:
         async with open_runtime(store) as rt:
             await _without_postman(rt)
-            result = await {**SCENARIOS, **functions.SCENARIOS}[name](rt, seed)
+            result = await {**SCENARIOS, **functions.SCENARIOS, **shapes.SCENARIOS}[name](rt, seed)
         report("result", value=repr(result), commits=count())
 
     asyncio.run(main())

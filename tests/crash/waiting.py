@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from holdfast.model import Kind
 
 from .calls import standing_chunks
+from .commits import PHASES
 from .invariants import Witness
 from .nursery import Child, Nursery, Report, result_of
 from .stores import url
@@ -43,6 +45,59 @@ def answer_from_outside(kind: str, place: Path, nursery: Nursery, *, beside: boo
     assert result == repr([*["0:made"][:beside], 42, "1:made"])
     assert witness.look()["a"].head.status == "completed"
     assert witness.starts == 1 + beside
+
+
+APPROVAL = {"approved": True, "reason": "it is little"}
+
+
+def approve_from_outside(kind: str, folder: Path, nursery: Nursery) -> tuple[int, int]:
+    """An agent asks, another process answers, a third one finishes it: killed while it waits and while it is answered.
+
+    Gives how many kills there were, and how often the answer of a process that was killed had come through.
+    Raises AssertionError.
+    """
+    undisturbed = result_of(_approved(kind, folder / f"{kind}-undisturbed", nursery, None)[0])
+    kills = through = 0
+    for phase in PHASES:
+        for number in itertools.count(1):
+            reports, killed, told = _approved(kind, folder / f"{kind}-{phase}-{number}", nursery, (phase, number))
+            assert result_of(reports) == undisturbed, (
+                f"killed {phase} commit {number} of the answer: another transcript"
+            )
+            kills += 1 + killed  # the process that waited was killed as well
+            through += killed and told
+            if not killed:
+                break
+    return kills, through
+
+
+def _approved(kind: str, place: Path, nursery: Nursery, die: tuple[str, int] | None) -> tuple[list[Report], bool, bool]:
+    """What the process that finished it reported, whether the one that answered was killed, and had answered."""
+    witness = _witness(kind, place)
+    store = url(kind, place / "store")
+    agent = {"store": store, "seed": 7, "ledger": str(place / "ledger")}
+    waiting = nursery.start("approving", **agent, stays=die is not None)
+    assert "May worker call pay" in waiting.wait_for("waits")["waits_for"]
+    if die is not None:
+        waiting.signal(signal.SIGKILL)
+    waiting.finish()
+    assert (waiting.status == -signal.SIGKILL) == (die is not None)
+    before = witness.look()["a"]
+    assert before.head.status == "waiting"
+    begun = witness.starts
+    answering = nursery.start("answering", store=store, runs=["a"], value=APPROVAL, die=die)
+    answering.finish()
+    killed = answering.status == -signal.SIGKILL
+    again = nursery.run("answering", store=store, runs=["a"], value=APPROVAL)
+    told = again[-1]["what"] != "won"  # the question was not open any more
+    assert told or killed, "an answer that was given is gone"
+    assert witness.look()["a"].entries == before.entries, "who answers does not drive the run"
+    reports = nursery.run("approving", **agent, stays=False)
+    seen = witness.look()["a"]
+    assert sum(entry.kind == Kind.ANSWER for entry in seen.entries.values()) == 1
+    assert max(witness.effects[run, name] for run, name in witness.effects if "/" in name) == 1, "a tool was used twice"
+    assert witness.starts == begun + 2, "the tool that was allowed, and the model, are all that was left to do"
+    return reports, killed, told
 
 
 def race_answers(kind: str, races: int, place: Path, nurseries: tuple[Nursery, Nursery]) -> list[int]:
