@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import functools
 import json
 import uuid
 from collections.abc import Callable
@@ -145,11 +146,18 @@ def _load(cls: Any, value: Any) -> Any:
 
 def _validator(schema: Any) -> Any:
     """What checks answers against a schema. Raises whatever jsonschema has to say against the schema itself."""
+    if not isinstance(schema, dict):
+        raise TypeError("a schema is an object")
+    return _validator_of(json.dumps(schema))
+
+
+@functools.lru_cache(maxsize=256)
+def _validator_of(text: str) -> Any:
+    """Made once for each schema: that takes longer than applying it."""
     import jsonschema
     from jsonschema_specifications import REGISTRY
 
-    if not isinstance(schema, dict):
-        raise TypeError("a schema is an object")
+    schema = json.loads(text)
     dialect = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     dialect.check_schema(schema)
     # 5.0 is an integer to JSON Schema, but no int to a program.

@@ -177,7 +177,7 @@ class Agent:
         await self._hear_user(frame, growing, new=spot is None or not scope.found(spot))
         self._check_limit(place, iteration)
         work = Question(self.name, iteration + 1, len(growing)).work(self._model, self._timeout)
-        asked = ([*self._system(place), *growing.messages], [tool.shown for tool in self._tools[place].values()])
+        asked = (growing.after(self._system(place)), [tool.shown for tool in self._tools[place].values()])
         seq = None
         if spot is None:
             message = await self._performed(scope, work, asked)

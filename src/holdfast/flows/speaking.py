@@ -33,7 +33,9 @@ class Question:
             return self._settled(answer) if later else self._message(answer)
 
         is_async = model.is_async or inspect.isasyncgenfunction(body)
-        return Work(awaited if is_async else in_thread, name="model", timeout=timeout, executor=model.executor)
+        work = Work(awaited if is_async else in_thread, name="model", timeout=timeout, executor=model.executor)
+        work.returns = None  # a message is plain; it need not be made out for each turn
+        return work
 
     async def _settled(self, answer: Any) -> Any:
         if inspect.isawaitable(answer):

@@ -89,14 +89,15 @@ class Tool:
 
     def work(self, key: str) -> Work:
         """What does the call of that id: it takes the plain arguments and gives the text that the model is told."""
+        work = Work(self._awaited if self._work.is_async else self._plain, name=self.name, key=key, **self._options)
+        work.returns = str  # known, so that it need not be made out for each call
+        return work
 
-        async def awaited(given: dict[str, Any]) -> str:
-            return as_text(await self.fn(**self._typed(given)))
+    async def _awaited(self, given: dict[str, Any]) -> str:
+        return as_text(await self.fn(**self._typed(given)))
 
-        def plain(given: dict[str, Any]) -> str:
-            return as_text(self.fn(**self._typed(given)))
-
-        return Work(awaited if self._work.is_async else plain, name=self.name, key=key, **self._options)
+    def _plain(self, given: dict[str, Any]) -> str:
+        return as_text(self.fn(**self._typed(given)))
 
     def _typed(self, given: dict[str, Any]) -> dict[str, Any]:
         typed = {}

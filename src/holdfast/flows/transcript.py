@@ -36,10 +36,9 @@ class Transcript:
     def __len__(self) -> int:
         return len(self._before) + len(self._new)
 
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """All of them, in a list of its own. The messages themselves are not to be changed."""
-        return [*self._before, *self._new]
+    def after(self, first: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """These and all of its own, in a list of its own. The messages themselves are not to be changed."""
+        return [*first, *self._before, *self._new]
 
     def backwards(self) -> Iterator[dict[str, Any]]:
         """All of them from the last one on."""
