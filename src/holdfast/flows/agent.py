@@ -17,7 +17,14 @@ from holdfast.context import Frame, Scope, here
 from holdfast.core.failures import describe
 from holdfast.core.policy import CheckpointPolicy, check_policy
 from holdfast.core.retry import RetryPolicy
-from holdfast.errors import AnswerError, CallInDoubtError, StepTimeoutError, TooManyStepsError, UsageError
+from holdfast.errors import (
+    AnswerError,
+    CallFailedError,
+    CallInDoubtError,
+    StepTimeoutError,
+    TooManyStepsError,
+    UsageError,
+)
 from holdfast.flows.base import Position, Step
 from holdfast.flows.messages import Nonsense, ToolCall, tool_calls, unanswered, with_ids
 from holdfast.flows.speaking import Question
@@ -271,7 +278,8 @@ class Agent:
         except Exception as error:
             if tool.raises(error):
                 raise
-            return f"error: {describe(error)}", None
+            # One that the log cannot build again carries what it said when it happened: the model hears the same.
+            return f"error: {error.error if isinstance(error, CallFailedError) else describe(error)}", None
 
     async def _approve(self, frame: Frame, tool: Tool, wanted: ToolCall, arguments: dict[str, Any]) -> str | None:
         """None when a person allows the call with exactly these arguments; else what the model is told."""
