@@ -193,11 +193,19 @@ async def weigh(grams: int) -> dict[str, int]:
         return {"grams": grams}
 
 
+class Slipped(Exception):
+    """A failure that cannot be made again from its text: whoever finds it in the log must tell the model the same."""
+
+    def __init__(self, depth: int, where: str) -> None:
+        self.depth = depth
+        super().__init__(f"fell {depth} deep into {where}")
+
+
 async def slip(depth: int) -> str:
     """A tool that fails, which the model is told."""
     with effect():
         await asyncio.sleep(0)
-        raise ValueError(f"fell {depth} deep")
+        raise Slipped(depth, "the water")
 
 
 @tool(approval=True)
