@@ -241,7 +241,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
         branch: int,
         extra: dict[str, Any],
         *,
-        known: list[Any] | None = None,
+        known: Sequence[Any] | None = None,
         beside: int = 0,
         pending: Sequence[Signal] = (),
         whole: bool = False,
@@ -255,7 +255,8 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
         """
         size, entries = self.size, self.entries + 1
         if not whole:
-            body = dumps({**extra, "delta": delta.diff(old, new) if known is None else known, "base": self.base})
+            change: Any = delta.diff(old, new) if known is None else known
+            body = dumps({**extra, "delta": change, "base": self.base})
             total, most = self.written + len(body), max(self.written + len(body), beside)
             if most > 2 * size + _SLACK or (entries >= _RECKON_AT and entries & (entries - 1) == 0):
                 size = len(dumps(new))

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.core.codec import Tree, dumps
 from holdfast.core.transitions import ENDED
-from holdfast.engine.live import Info
+from holdfast.engine.info import Info
 from holdfast.engine.refusals import ended_error
 from holdfast.errors import (
     HoldfastError,

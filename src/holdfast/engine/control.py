@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import msgspec
 
@@ -10,23 +12,35 @@ from holdfast.engine.inbox import WANTED
 from holdfast.model import Mail
 
 
+class Told(Protocol):
+    """Who is told what came in."""
+
+    def notified(self) -> None:
+        """Something is wanted of the run."""
+        ...
+
+    def deliver(self, mail: list[Mail]) -> None:
+        """There is mail for the code of the run: messages, answers, children that ended."""
+        ...
+
+
 class Control:
     """Wishes, as they come in by mail or from the runtime. The runner honours them at its safe points."""
 
-    def __init__(self) -> None:
-        self.cancel: Mail | None = None
-        self.pause: Mail | None = None
-        self.checkpoints: dict[int, Mail] = {}
-        self._seen: set[int] = set()
-        self.stop = False
-        """Hand the run back at the next safe point."""
-        self.cut = False
-        """Hand it back at once, in the middle of the step."""
-        self.wanted = False
-        """Whether there is anything to honour."""
-        self.notify: Callable[[], None] = lambda: None
-        self.others: Callable[[list[Mail]], None] = lambda mail: None
-        """Gets the mail that is for the code of the run: messages, answers, children that ended."""
+    cancel: Mail | None = None
+    pause: Mail | None = None
+    stop = False
+    """Hand the run back at the next safe point."""
+    cut = False
+    """Hand it back at once, in the middle of the step."""
+    wanted = False
+    """Whether there is anything to honour."""
+    _checkpoints: dict[int, Mail] | None = None
+    _seen: set[int] | None = None
+    _wake: asyncio.Future[None] | None = None
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
 
     @property
     def leaves(self) -> bool:
@@ -35,41 +49,56 @@ class Control:
 
     def deliver(self, mail: Iterable[Mail]) -> None:
         """Take in mail; what has been seen before changes nothing."""
-        before = self.cancel, self.pause, len(self.checkpoints)
+        before = self.cancel, self.pause, len(self._checkpoints or ())
         others = []
         for item in mail:
             if item.kind in WANTED:
                 others.append(item)
                 continue
+            self._seen = self._seen or set()
             self._seen.add(item.id)
             if item.kind == "cancel":
                 self.cancel = self.cancel or item
             elif item.kind == "pause":
                 self.pause = self.pause or item
             elif item.kind == "checkpoint":
-                self.checkpoints[item.id] = item
-        if before != (self.cancel, self.pause, len(self.checkpoints)):
-            self.wanted = True
-            self.notify()
+                self._checkpoints = {**(self._checkpoints or {}), item.id: item}
+        if before != (self.cancel, self.pause, len(self._checkpoints or ())):
+            self._want()
         if others:
-            self.others(others)
+            self._told.deliver(others)
 
     def take_checkpoints(self) -> list[Mail]:
         """The mail that asks for a checkpoint, which is honoured by it."""
-        asked = list(self.checkpoints.values())
-        self.checkpoints.clear()
+        asked = list((self._checkpoints or {}).values())
+        self._checkpoints = None
         self.wanted = self.leaves
         return asked
 
     def request_stop(self, *, at_once: bool = False) -> None:
         """Hand the run back: at the next safe point, or in the middle of its step."""
-        self.stop = self.wanted = True
-        self.cut = self.cut or at_once
-        self.notify()
+        self.stop, self.cut = True, self.cut or at_once
+        self._want()
+
+    def _want(self) -> None:
+        self.wanted = True
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+        self._told.notified()
+
+    async def wait(self, other: asyncio.Future[Any]) -> None:
+        """Wait for the other, or until something is wanted of the run."""
+        if self.wanted:
+            return
+        self._wake = waking = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait({other, waking}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waking.cancel()
 
     def mail_ids(self) -> tuple[int, ...]:
         """Every piece of mail that has come in: what a run that ends or pauses has taken in."""
-        return tuple(sorted(self._seen))
+        return tuple(sorted(self._seen or ()))
 
     @property
     def reason(self) -> str | None:

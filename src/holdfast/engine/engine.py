@@ -20,7 +20,8 @@ from holdfast.core.transitions import ENDED
 from holdfast.engine.committer import Committer
 from holdfast.engine.custody import Custody
 from holdfast.engine.hands import Hands
-from holdfast.engine.live import Info, LiveRun
+from holdfast.engine.info import Info
+from holdfast.engine.live import LiveRun
 from holdfast.engine.observers import Observers
 from holdfast.engine.ownership import Ownership
 from holdfast.engine.postman import Postman
@@ -64,7 +65,7 @@ class Engine:
         on_event: Callable[[Event], Any] | None,
     ) -> None:
         self.store, self.clock = store, clock
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self.registry = Registry()
         self.ownership = Ownership(store, lease=lease, heartbeat=heartbeat)
         self.live: dict[str, LiveRun] = {}
@@ -106,7 +107,7 @@ class Engine:
 
         Giving up the wait does not stop it half-way either.
         """
-        admitted: asyncio.Future[LiveRun] = self._loop.create_future()
+        admitted: asyncio.Future[LiveRun] = self.loop.create_future()
         self._begin(self._admit_and_drive(work, admitted))
         return await admitted
 
@@ -229,8 +230,9 @@ class Engine:
             return await self._give_up(head, writer, name, error)
         entries = await self._for_retention(head)
         if not writer.written:
-            writer.marks_due.append((Kind.RESUMED, {"from": writer.checkpoint_seq}))
+            writer.marks_due += ((Kind.RESUMED, {"from": writer.checkpoint_seq}),)
         self._note_shape(head, writer)
+        msgspec.json.decode(head.metadata)  # what cannot be read is found before anything runs, not by the code inside
         self._show("resumed", head.id, step=name, data={"from": writer.checkpoint_seq})
         journal = Journal.of(head.id, claim.entries)
         live = self.admit(head, writer, entries=entries, failures=failures, retry_at=retry_at, journal=journal)
@@ -244,7 +246,7 @@ class Engine:
         info = msgspec.json.decode(head.info, type=Info)
         if (info.total, info.steps) != (flow.total_steps, flow.step_names):
             info.total, info.steps = flow.total_steps, flow.step_names
-            writer.fields_due["info"] = msgspec.json.encode(info)
+            writer.fields_due = {"info": msgspec.json.encode(info)}
 
     async def _give_up(self, head: Head, writer: RunWriter, step: str, error: str) -> LiveRun:
         live = self._live_run(head, writer)
@@ -279,16 +281,15 @@ class Engine:
             codec,
             writer,
             Hands(self._lanes),
+            head,
             policy=policy,
             retry=self._retry,
-            metadata=msgspec.json.decode(head.metadata),
-            nonce=msgspec.json.decode(head.info, type=Info).nonce,
             journal=journal,
             failures=failures,
             retry_at=retry_at,
             retention=Retention(policy, entries) if policy.retains else None,
         )
-        return LiveRun(head.id, runner, head.parent)
+        return LiveRun(head.id, runner, self.loop, head.parent)
 
     # On the way
 

@@ -11,7 +11,8 @@ import msgspec
 from holdfast.core.ids import check_id
 from holdfast.core.transitions import ENDED, Act, Situation, act, situation
 from holdfast.engine.engine import Engine
-from holdfast.engine.live import Info, LiveRun
+from holdfast.engine.info import Info
+from holdfast.engine.live import LiveRun
 from holdfast.engine.reader import Reader
 from holdfast.engine.refusals import ended_error
 from holdfast.engine.verbs import MISSING, Verbs

@@ -26,18 +26,25 @@ class StepRaised(Exception):
 class Hands:
     """Does the functions of one live run. Consecutive `def` steps stay in one thread."""
 
+    _lane: Lane | None = None
+    interruptible = True
+    """Whether the body under way can be cancelled at its await; a thread cannot."""
+
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
-        self._lane: Lane | None = None
-        self.interruptible = True
-        """Whether the body under way can be cancelled at its await; a thread cannot."""
 
-    async def do_step(self, step: Work, args: tuple[Any, ...], frame: Frame) -> Any:
+    def do_step(self, step: Work, args: tuple[Any, ...], frame: Frame) -> Coroutine[Any, Any, Any]:
         """The result of a step's function, which holds `frame` from now on."""
-        if step.is_async:
+        if not step.is_async:
+            return self._do_step_in_thread(step, args, frame)
+        if self._lane is not None:
             self.give_lane_back()
-            enter(frame)
-            return await carried(step.fn(*args))
+        task = asyncio.current_task(frame.scope.loop)
+        if frame.holder is not task:
+            enter(frame, task)
+        return carried(step.fn(*args))
+
+    async def _do_step_in_thread(self, step: Work, args: tuple[Any, ...], frame: Frame) -> Any:
         self.interruptible, frame.threaded = False, True
         try:
             if step.executor is None:

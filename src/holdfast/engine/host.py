@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from holdfast.context import Frame, RunContext
 from holdfast.core.codec import Codec, dumps
 from holdfast.core.events import when
 from holdfast.core.journal import Journal
 from holdfast.engine.hands import Hands
 from holdfast.engine.inbox import Inbox
+from holdfast.engine.info import Info
 from holdfast.engine.notes import Notes
+from holdfast.engine.surroundings import Children
 from holdfast.errors import HoldfastError, OwnershipLostError
-from holdfast.model import Kind, Mail, Posted
+from holdfast.model import Head, Kind, Mail, Posted
 
 if TYPE_CHECKING:
     from holdfast.engine.runner import Runner
@@ -21,31 +25,39 @@ if TYPE_CHECKING:
 class RunHost:
     """Belongs to one live run and outlives the attempts of its steps."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        codec: Codec,
-        hands: Hands,
-        *,
-        metadata: dict[str, Any],
-        nonce: str,
-        journal: Journal | None,
-        skips_saves: bool,
-    ) -> None:
-        self._runner, self.codec, self.hands = runner, codec, hands
-        self._metadata, self._nonce = metadata, nonce
+    _notes: Notes | None = None
+    _inbox: Inbox | None = None
+    _memo: dict[str, Any] | None = None
+    _declared: set[Any] | None = None
+    _said: tuple[dict[str, Any], str] | None = None
+    _in_step = False
+
+    def __init__(self, runner: Runner, codec: Codec, hands: Hands, head: Head, journal: Journal | None) -> None:
+        self._runner, self.codec, self.hands, self._head = runner, codec, hands, head
         self._journal = journal
-        self.skips_saves = skips_saves
+        self.writer, self.clock = runner.writer, runner.around.clock
+
+    @property
+    def children(self) -> Children:
+        """The child runs of runs."""
+        return self._runner.around.children
+
+    @property
+    def failures(self) -> dict[str, type[BaseException]]:
+        """The exceptions that come back from a log as themselves, by their names."""
+        return self._runner.around.registry.failures
+
+    @property
+    def skips_saves(self) -> bool:
         """Whether the policy may leave a step unsaved."""
-        self._notes: Notes | None = None
-        self._in_step = False
-        self._inbox: Inbox | None = None
-        self._declared: set[Any] = set()
-        self.memo: dict[str, Any] = {}
+        return self._runner.saving.policy.skips
+
+    @property
+    def memo(self) -> dict[str, Any]:
         """What the flow keeps in memory for as long as the run is live here."""
-        around = runner.around
-        self.writer, self.clock, self.children = runner.writer, around.clock, around.children
-        self.failures = around.registry.failures
+        if self._memo is None:
+            self._memo = {}
+        return self._memo
 
     @property
     def journal(self) -> Journal:
@@ -63,7 +75,7 @@ class RunHost:
     def notes(self) -> Notes:
         """What writes while a step is under way."""
         if self._notes is None:
-            self._notes = Notes(self.writer, self._runner.noted, self.failed)
+            self._notes = Notes(self.writer, self._runner.saving.noted, self.failed)
             if self._in_step:
                 self._notes.step_begins()
         return self._notes
@@ -98,14 +110,18 @@ class RunHost:
     def context(self, frame: Frame) -> RunContext:
         """What `current_run()` gives in that frame."""
         runner, writer = self._runner, self.writer
+        if self._said is None:
+            info = msgspec.json.decode(self._head.info, type=Info)
+            self._said = msgspec.json.decode(self._head.metadata), info.nonce
+        metadata, nonce = self._said
         return RunContext(
             id=writer.run,
             flow=runner.flow_name,
             step=runner.cursor["next"],
             attempt=runner.attempt,
-            metadata=self._metadata,
+            metadata=metadata,
             deadline=None if frame.deadline is None else when(frame.deadline),
-            place=(self._nonce, writer.branch, runner.cursor["step"]),
+            place=(nonce, writer.branch, runner.cursor["step"]),
             call=frame.call,
             frame=frame,
         )
@@ -122,6 +138,7 @@ class RunHost:
         """Values of these types may be stored and built."""
         if annotation is None:
             return
+        self._declared = self._declared or set()
         try:
             if annotation in self._declared:
                 return
@@ -137,7 +154,7 @@ class RunHost:
 
     def show(self, kind: str, **fields: Any) -> None:
         """Show something to whoever watches, before it is durable."""
-        self._runner.show(kind, self.clock.now(), step=self._runner.cursor["next"], **fields)
+        self._runner.saving.show(kind, self.clock.now(), step=self._runner.cursor["next"], **fields)
 
     def deliver(self, mail: list[Mail]) -> None:
         """Take in what others sent."""
@@ -182,7 +199,7 @@ class RunHost:
                 marks.append((Kind.SUPERSEDED, {"seqs": chunks}))
                 self.show("superseded", data={"seqs": chunks})
             self._journal.finish(number)
-        self.writer.marks_due += marks
+        self.writer.marks_due += tuple(marks)
 
     async def settle(self) -> None:
         """Return when everything is written that the code inside has left to be written."""

@@ -8,7 +8,7 @@ them, or go with whatever is written next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.engine.writer import Mark, RunWriter
@@ -39,7 +39,7 @@ class Notes:
     def __init__(
         self,
         writer: RunWriter,
-        wrote: Callable[[list[Entry], tuple[Mail, ...]], None],
+        wrote: Callable[[Sequence[Entry], tuple[Mail, ...]], None],
         failed: Callable[[HoldfastError], None],
     ) -> None:
         self._writer, self._wrote, self._failed = writer, wrote, failed

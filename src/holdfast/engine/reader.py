@@ -13,7 +13,7 @@ from holdfast.core.events import events_of, last_step, when
 from holdfast.core.history import Fold, Point, Signal, last_kept, last_point, read_body, with_signal
 from holdfast.core.journal import Journal
 from holdfast.core.transitions import ENDED, shown_status
-from holdfast.engine.live import Info
+from holdfast.engine.info import Info
 from holdfast.engine.registry import Registry
 from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError, UsageError
 from holdfast.model import CHECKPOINT_KINDS, RESULT_KINDS, Call, Checkpoint, Entry, Event, Head, Kind, Run, RunStatus

@@ -43,7 +43,7 @@ from holdfast.errors import (
     StoreError,
 )
 from holdfast.flows.base import KEEP, NO_RESULT, Flow, Position, Step
-from holdfast.model import Kind, RunStatus
+from holdfast.model import Head, Kind, Mail, RunStatus
 
 
 class Outcome:
@@ -68,6 +68,16 @@ class _LetGo(Exception):
 class Runner:
     """One run, from where it stands to where it leaves this process."""
 
+    _result: Any = NO_RESULT
+    _task: asyncio.Task[Any] | None = None
+    _scope: StepScope | None = None
+    """The attempt under way."""
+    _verdict: Exception | None = None
+    """Why whatever the attempt under way comes to does not count."""
+    _cancelled = False
+    _waits: Waits | None = None
+    """What the last attempt waited for."""
+
     def __init__(
         self,
         around: Surroundings,
@@ -75,11 +85,10 @@ class Runner:
         codec: Codec,
         writer: RunWriter,
         hands: Hands,
+        head: Head,
         *,
         policy: CheckpointPolicy,
         retry: RetryPolicy,
-        metadata: dict[str, Any],
-        nonce: str,
         journal: Journal | None = None,
         failures: int = 0,
         retry_at: float = 0.0,
@@ -87,32 +96,16 @@ class Runner:
     ) -> None:
         self.around, self._flow, self._codec, self.writer, self._hands = around, flow, codec, writer, hands
         self._retry, self._failures, self._retry_at = retry, failures, retry_at
-        self._result: Any = NO_RESULT
         self._takeups = writer.attempt
-        self._task: asyncio.Task[Any] | None = None
-        self._loop = asyncio.get_running_loop()
-        self._scope: StepScope | None = None
-        """The attempt under way."""
-        self._verdict: Exception | None = None
-        """Why whatever the attempt under way comes to does not count."""
-        self._cancelled = False
-        self._waits: Waits | None = None
-        """What the last attempt waited for."""
-        self._wake: asyncio.Future[None] | None = None
-        self.control = Control()
-        self.control.notify = self._notified
-        self._saving = Saving(around, writer, self.control, policy, retention)
-        self._saving.watcher = getattr(flow, "observe", None)
-        self._saving.host = self.host = RunHost(
-            self, codec, hands, metadata=metadata, nonce=nonce, journal=journal, skips_saves=policy.skips
-        )
-        self.control.others = self.host.deliver
-        self.show, self.noted = self._saving.show, self._saving.noted
+        self.control = Control(self)
+        self.host = RunHost(self, codec, hands, head, journal)
+        self.saving = Saving(around, writer, self.control, policy, retention, self.host)
+        self.saving.watcher = getattr(flow, "observe", None)
 
     @property
     def cursor(self) -> dict[str, Any]:
         """What comes next."""
-        return self._saving.cursor
+        return self.saving.cursor
 
     @property
     def flow_name(self) -> str:
@@ -135,7 +128,7 @@ class Runner:
         """Go on until the run ends, is stopped, or is lost to another owner."""
         self._task = asyncio.current_task()
         try:
-            while self.cursor["next"] is not None:
+            while self.saving.cursor["next"] is not None:
                 left = await self._honour() if self.control.wanted else None
                 left = left or await self._advance()
                 if left is not None:
@@ -163,7 +156,8 @@ class Runner:
             if self.control.wanted:
                 return None
             started = self.around.clock.now()
-            self.show("step_started", started, step=name)
+            if self.around.observed:
+                self.saving.show("step_started", started, step=name)
             try:
                 cursor, tree, change = await self._attempt(step, name)
             except _Cut:
@@ -184,7 +178,9 @@ class Runner:
                 error = raised
             else:
                 self._failures, self._retry_at, self._takeups = 0, 0.0, 1
-                await self._saving.step_done(tree, cursor, (name, started, self.around.clock.now()), change)
+                taken = name, started, self.around.clock.now()
+                if self.saving.step_done(tree, cursor, taken, change):
+                    await self.saving.save(taken)
                 return None
             if self.control.cancel is not None:
                 return None  # that is final, however the step ended
@@ -193,19 +189,20 @@ class Runner:
                 return left
 
     def _step(self) -> tuple[Step[..., Any], str]:
-        name = self.cursor["next"]
-        step = self._flow.next_step(self.cursor)
+        cursor = self.saving.cursor
+        name = cursor["next"]
+        step = self._flow.next_step(cursor)
         if step is None:
             raise StepMissingError(self.writer.run, self._flow.name, name, self._flow.step_names)
         return step, name
 
     async def _attempt(self, step: Step[..., Any], name: str) -> tuple[dict[str, Any], Tree, list[Any] | None]:
         """One call of the step, on a copy of the state that only this attempt sees: where it leads to."""
-        raw = getattr(self._flow, "raw_state", False)
-        position = Position(self._saving.tree if raw else self._copy(), self.cursor)
-        number = self.cursor["step"]
+        raw, cursor = getattr(self._flow, "raw_state", False), self.saving.cursor
+        position = Position(self.saving.tree if raw else self._copy(), cursor)
+        number: int = cursor["step"]
         self._verdict = None
-        self._scope = scope = StepScope(self.host, number, self._loop)
+        self._scope = scope = StepScope(self.host, number, self.around.loop)
         if step.timeout is not None:
             scope.root.deadline = self.around.clock.now() + step.timeout
         before = enter(scope.root, self._task)
@@ -222,16 +219,15 @@ class Runner:
         finally:
             self._scope, self._waits = None, scope.waits
             self.host.step_ended()
-            scope.close()
-            scope.cancel_tasks(but=self._task)
-            scope.forget_frame()
-            self._uncancel()
+            scope.end(self._task)
+            if self._cancelled:
+                self._uncancel()
             if self._verdict is not None:
                 raise self._verdict  # whatever the step did about it came too late
         leave(before)
-        tree = self._saving.tree if after.state is KEEP else after.state
+        tree = self.saving.tree if after.state is KEEP else after.state
         if after.change is None and after.state is not KEEP:
-            tree = self._codec.encode(after.state, like=self._saving.tree)
+            tree = self._codec.encode(after.state, like=self.saving.tree)
         if after.result is not NO_RESULT:
             self._result = self._codec.encode(after.result, path="result")
         # Only now is the attempt known not to fail: one that cannot be stored is tried again with its calls.
@@ -253,9 +249,9 @@ class Runner:
             self._task.cancel()
 
     def _uncancel(self) -> None:
-        if self._cancelled and self._task is not None:
-            self._cancelled = False
-            self._task.uncancel()
+        assert self._task is not None
+        self._cancelled = False
+        self._task.uncancel()
 
     def let_go(self) -> None:
         """The code under way does nothing but wait."""
@@ -279,13 +275,13 @@ class Runner:
         what, due, asks = waits.left_with
         stale = self.host.inbox.stale(asks)
         mark = (Kind.WAITING, {"for": what, "until": due})
-        await self._saving.leave(RunStatus.WAITING, [mark], take=stale, attempt=0, wake_at=due, waiting_for=what)
+        await self.saving.leave(RunStatus.WAITING, [mark], take=stale, attempt=0, wake_at=due, waiting_for=what)
         return Outcome(error=RunWaitingError(self.writer.run, what), due=due)
 
     def _copy(self) -> Any:
         """The state in containers of its own. What was saved and held no marks is not searched for them."""
-        plain = self._saving.tree is self.writer.tree and self.writer.segment.plain
-        return self._codec.decode(self._saving.tree, plain=plain)
+        plain = self.saving.tree is self.writer.tree and self.writer.segment.plain
+        return self._codec.decode(self.saving.tree, plain=plain)
 
     def _foreign_cancel(self) -> BaseException:
         """A CancelledError that this runtime did not ask for: the loop is ending, or the step raised it."""
@@ -307,7 +303,7 @@ class Runner:
         mark = {"step": name, "attempt": self._failures, "started": started, "error": shown}
         if retry.retries(error, self._failures):
             self._retry_at = self.around.clock.now() + retry.delay(self._failures, random.random)
-            await self._saving.write([(Kind.ATTEMPT_FAILED, {**mark, "retry_at": self._retry_at})])
+            await self.saving.write([(Kind.ATTEMPT_FAILED, {**mark, "retry_at": self._retry_at})])
             return None
         trace = storable("".join(traceback.format_exception(error)[-20:]))
         outcome = await self.fail([(Kind.ATTEMPT_FAILED, mark)], name, shown, trace)
@@ -319,12 +315,12 @@ class Runner:
         """End the run as failed."""
         body = {"step": step, "error": error, **({"trace": trace} if trace else {})}
         shown = dumps({"step": step, "error": error})
-        await self._saving.leave(RunStatus.FAILED, [*marks, (Kind.FAILED, body)], error=shown)
+        await self.saving.leave(RunStatus.FAILED, [*marks, (Kind.FAILED, body)], error=shown)
         return Outcome(error=RunFailedError(self.writer.run, step, error))
 
     async def _complete(self) -> Outcome:
         body = {} if self._result is NO_RESULT else {"result": self._result}
-        await self._saving.leave(RunStatus.COMPLETED, [(Kind.COMPLETED, body)])
+        await self.saving.leave(RunStatus.COMPLETED, [(Kind.COMPLETED, body)])
         return Outcome(self._copy() if self._result is NO_RESULT else self._codec.decode(self._result, path="result"))
 
     # What others want
@@ -339,11 +335,11 @@ class Runner:
         if control.stop:
             return await self.interrupt()
         asked = control.take_checkpoints()
-        await self._saving.write(extra={"asked": [mail.key for mail in asked]}, take=tuple(mail.id for mail in asked))
+        await self.saving.write(extra={"asked": [mail.key for mail in asked]}, take=tuple(mail.id for mail in asked))
         return None
 
     async def _pause(self) -> Outcome:
-        await self._saving.leave(RunStatus.PAUSED, [(Kind.PAUSED, {})], attempt=0)
+        await self.saving.leave(RunStatus.PAUSED, [(Kind.PAUSED, {})], attempt=0)
         return Outcome(error=RunPausedError(self.writer.run))
 
     async def _cancel(self) -> Outcome:
@@ -354,18 +350,20 @@ class Runner:
         reason = self.control.reason
         await self.around.children.cancel(self.writer.run, reason)
         error = None if reason is None else dumps({"step": None, "error": reason})
-        await self._saving.leave(RunStatus.CANCELLED, [(Kind.CANCELLED, {"reason": reason})], error=error)
+        await self.saving.leave(RunStatus.CANCELLED, [(Kind.CANCELLED, {"reason": reason})], error=error)
         return Outcome(error=RunCancelledError(self.writer.run, reason))
 
     async def interrupt(self) -> Outcome:
         """Hand the run back with all that it has done so far."""
-        await self._saving.leave(RunStatus.INTERRUPTED, [(Kind.INTERRUPTED, {})], attempt=0)
+        await self.saving.leave(RunStatus.INTERRUPTED, [(Kind.INTERRUPTED, {})], attempt=0)
         return Outcome(error=RunInterruptedError(self.writer.run))
 
-    def _notified(self) -> None:
-        """Something is wanted: end a wait at once, and an async step when the run is to stop in it."""
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+    def deliver(self, mail: list[Mail]) -> None:
+        """There is mail for the code of the run."""
+        self.host.deliver(mail)
+
+    def notified(self) -> None:
+        """Something is wanted: end an async step when the run is to stop in it."""
         if self._scope is None:
             return
         if self.control.cut or (self.control.cancel is not None and self._hands.interruptible):
@@ -385,7 +383,7 @@ class Runner:
         self._hands.give_lane_back()
         sleeping = asyncio.ensure_future(self.around.clock.sleep(delay))
         try:
-            await self._wanted_or(sleeping)
+            await self.control.wait(sleeping)
         finally:
             sleeping.cancel()
 
@@ -395,14 +393,4 @@ class Runner:
             if self.control.wanted:
                 await self._honour()
             else:
-                await self._wanted_or(turn)
-
-    async def _wanted_or(self, other: asyncio.Future[Any]) -> None:
-        """Wait for the other, or until something is wanted of the run."""
-        if self.control.wanted:
-            return
-        self._wake = waking = asyncio.get_running_loop().create_future()
-        try:
-            await asyncio.wait({other, waking}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waking.cancel()
+                await self.control.wait(turn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.core.codec import Tree
@@ -23,6 +23,13 @@ _SHOWN_LIVE = frozenset({"step_started", "resumed", "emitted", "superseded"})
 class Saving:
     """Belongs to one live run."""
 
+    watcher: Callable[[Event], Any] | None = None
+    """What of the flow itself wants to know of every event that is durable."""
+    _change: Sequence[Any] | None = ()
+    """What of the state has changed since it was last saved; None when that has to be searched for."""
+    _shown = 0
+    """How many of those that are not saved yet have been shown as completed."""
+
     def __init__(
         self,
         around: Surroundings,
@@ -30,83 +37,86 @@ class Saving:
         control: Control,
         policy: CheckpointPolicy,
         retention: Retention | None,
+        host: RunHost,
     ) -> None:
-        self._around, self._writer, self._control = around, writer, control
-        self._policy, self._retention = policy, retention
-        self.watcher: Callable[[Event], Any] | None = None
-        """What of the flow itself wants to know of every event that is durable."""
-        self.host: RunHost | None = None
-        """Whose notes are settled, and whose journal is carried on."""
+        """The notes of `host` are settled, and its journal is carried on."""
+        self._around, self._writer, self._control, self._host = around, writer, control, host
+        self.policy, self._retention = policy, retention
         self.tree: Tree = writer.tree
         self.cursor: dict[str, Any] = writer.cursor
         self._unsaved: list[StepTaken] = []
-        self._change: list[Any] | None = []
-        """What of the state has changed since it was last saved; None when that has to be searched for."""
-        self._shown = 0
-        """How many of those have been shown as completed."""
         self._saved_at = around.clock.now()
 
-    async def step_done(
-        self, tree: Tree, cursor: dict[str, Any], taken: StepTaken, change: list[Any] | None = None
-    ) -> None:
-        """The run has come to this: save it if the policy says so. What ends the run is saved with its end.
+    def step_done(self, tree: Tree, cursor: dict[str, Any], taken: StepTaken, change: list[Any] | None = None) -> bool:
+        """The run has come to this; whether it is to be saved now. What ends the run is saved with its end.
 
         `change` is what the step did to the state, where it is known.
         """
         self.tree, self.cursor = tree, cursor
-        self._change = None if change is None or self._change is None else self._change + change
+        self._change = None if change is None or self._change is None else (*self._change, *change)
         self._unsaved.append(taken)
         if cursor["next"] is None:
-            return
+            return False
         elapsed = abs(taken[2] - self._saved_at)  # a clock that was set back must not put saving off
         steps = len(self._unsaved)
         if "turn" in cursor:  # what lies between two turns is not counted
             saved = self._writer.cursor
             steps = cursor["turn"] - saved.get("turn", saved["step"])
-        if not self._policy.saves(steps=steps, elapsed=elapsed, step=taken[0]):
-            self._completed(taken)
-            return
+        if self.policy.saves(steps=steps, elapsed=elapsed, step=taken[0]):
+            return True
+        self._completed(taken)
+        return False
+
+    async def save(self, taken: StepTaken) -> None:
+        """Commit what is not saved yet, after the step `taken`. What ends the run is saved with its end."""
         try:
-            await self.write()
+            mail = await self._writer.write(progress=self._progress(), extra=self._carried(None), **self._new_floor())
+            self._wrote(saved=True)
+            if mail:
+                self._control.deliver(mail)
+            if self._retention is not None:
+                await self._retain(self._retention)
         except StoreError as error:
-            if self._policy.on_save_error == "raise":
+            if self.policy.on_save_error == "raise":
                 raise
             # The window is not used up: the next step tries again.
             self._completed(taken)
             self.show("save_failed", self._around.clock.now(), step=taken[0], error=str(error))
 
     async def write(
-        self, marks: list[Mark] | None = None, *, extra: dict[str, Any] | None = None, take: tuple[int, ...] = ()
+        self, marks: Sequence[Mark] = (), *, extra: dict[str, Any] | None = None, take: tuple[int, ...] = ()
     ) -> None:
         """Commit what is not saved yet, with the marks."""
-        writer = self._writer
         fields: dict[str, Any] = {}
         progress = self._progress(always=extra is not None)
         if progress is not None:
-            extra = self._carried(extra)
-            if self._retention is not None and (floor := self._floor(self._retention)) != writer.floor:
-                fields["floor"] = floor
-        mail = await writer.write(marks or [], progress=progress, extra=extra, take=take, **fields)
+            extra, fields = self._carried(extra), self._new_floor()
+        mail = await self._writer.write(marks, progress=progress, extra=extra, take=take, **fields)
         self._wrote(saved=progress is not None)
         if mail:
             self._control.deliver(mail)
         if self._retention is not None:
-            self._retention.added(writer.written)
-            entry = await self._retention.compacted(self._around.store, writer.run, writer.floor)
-            if entry is not None:
-                await writer.replace_history(entry)
+            await self._retain(self._retention)
+
+    async def _retain(self, retention: Retention) -> None:
+        """Drop what need not be kept, where that is worth it."""
+        writer = self._writer
+        retention.added(writer.written)
+        entry = await retention.compacted(self._around.store, writer.run, writer.floor)
+        if entry is not None:
+            await writer.replace_history(entry)
 
     async def leave(self, status: RunStatus, marks: list[Mark], *, take: tuple[int, ...] = (), **fields: Any) -> None:
         """The last commit of this process for the run: everything saved, the run given up."""
-        if self.host is not None:
-            await self.host.settle()
+        if self._host.wrote_notes:
+            await self._host.settle()
         progress = self._progress()
-        ttl = seconds(self._policy.ttl)
+        ttl = seconds(self.policy.ttl)
         if ttl is not None:
             fields["expires_at"] = self._around.clock.now() + ttl
         if progress is not None and self._retention is not None:
             fields["floor"] = self._floor(self._retention)
-        drop = status in ENDED and self._policy.deletes_history(success=status == RunStatus.COMPLETED)
+        drop = status in ENDED and self.policy.deletes_history(success=status == RunStatus.COMPLETED)
         await self._writer.write(
             marks,
             progress=progress,
@@ -118,6 +128,11 @@ class Saving:
         )
         self._wrote(saved=progress is not None)
 
+    def _new_floor(self) -> dict[str, Any]:
+        if self._retention is None or (floor := self._floor(self._retention)) == self._writer.floor:
+            return {}
+        return {"floor": floor}
+
     def _floor(self, retention: Retention) -> int:
         return retention.floor(self._writer.seq + len(self._writer.marks_due) + 1, self._around.clock.now())
 
@@ -126,12 +141,12 @@ class Saving:
 
     def _carried(self, extra: dict[str, Any] | None) -> dict[str, Any] | None:
         """The same with what is known of steps behind the checkpoint, which whoever goes on from it needs."""
-        carried = self.host.journal.carried() if self.host is not None and self.host.journaled else None
+        carried = self._host.journal.carried() if self._host.journaled else None
         return {**(extra or {}), "journal": carried} if carried else extra
 
     # Showing
 
-    def noted(self, entries: list[Entry], mail: tuple[Mail, ...]) -> None:
+    def noted(self, entries: Sequence[Entry], mail: tuple[Mail, ...]) -> None:
         """What the code inside a step had to write is written."""
         if self._retention is not None:
             self._retention.added(entries)
@@ -143,11 +158,11 @@ class Saving:
         shown_already, self._shown = (self._shown, 0) if saved else (0, self._shown)
         if saved:
             self._unsaved = []
-            self._change = []
+            self._change = ()
             self._saved_at = self._writer.written[-1].at
         self._show_entries(self._writer.written, shown_already)
 
-    def _show_entries(self, entries: list[Entry], shown_already: int = 0) -> None:
+    def _show_entries(self, entries: Sequence[Entry], shown_already: int = 0) -> None:
         if self.watcher is not None:
             for entry in entries:
                 for event in events_of(self._writer.run, entry):

@@ -69,7 +69,10 @@ class StepScope:
     async def perform(self, step: Work, *args: Any) -> Any:
         """The result of the step's function."""
         self.check_open()
-        result = await self._perform(step, args)
+        if step.on_doubt == "retry":
+            result = await self.host.hands.do_step(step, args, self.root)
+        else:
+            result = await self._journaled(step, args)
         if self.starting or self.unspawned:
             # They exist before the step is done, though nobody waits for them.
             await self.started(self.root)
@@ -77,10 +80,9 @@ class StepScope:
                 starting.result()
         return result
 
-    async def _perform(self, step: Work, args: tuple[Any, ...]) -> Any:
-        if step.on_doubt == "retry":
-            return await self.host.hands.do_step(step, args, self.root)
-        # Its effect must not be repeated unasked, so it is journaled as a call is. The runner retries it.
+    async def _journaled(self, step: Work, args: tuple[Any, ...]) -> Any:
+        """The result of a step whose effect must not be repeated unasked, so that it is journaled as a call is."""
+        # The runner retries it.
         place = self.root.take(step.called, self.digest(args), None)
         making = Calling(self, place, step, args, {}, retries=False)
         making.pack = lambda value: pack_outcome(value, args[-1] if args else None)
@@ -327,6 +329,11 @@ class StepScope:
             if task is not but and not task.done():
                 task.cancel()
 
-    def forget_frame(self) -> None:
-        """Let go of the frame of an ended attempt: otherwise the two keep each other until a collection finds them."""
-        del self.root
+    def end(self, task: asyncio.Task[Any] | None) -> None:
+        """The attempt has ended in that task: what it still has under way is cancelled."""
+        self.closed = True
+        if self.waits is not None:
+            self.waits.close()
+        if self.tasks:
+            self.cancel_tasks(but=task)
+        del self.root  # otherwise the two keep each other until a collection finds them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -54,6 +55,7 @@ class Children(Protocol):
 class Surroundings(Protocol):
     """The engine, as far as a run sees it."""
 
+    loop: asyncio.AbstractEventLoop
     store: Store
     clock: Clock
     observed: bool
@@ -76,10 +78,26 @@ class Host(Protocol):
     clock: Clock
     codec: Codec
     hands: Hands
-    children: Children
-    failures: dict[str, type[BaseException]]
-    memo: dict[str, Any]
-    skips_saves: bool
+
+    @property
+    def children(self) -> Children:
+        """The child runs of runs."""
+        ...
+
+    @property
+    def failures(self) -> dict[str, type[BaseException]]:
+        """The exceptions that come back from a log as themselves, by their names."""
+        ...
+
+    @property
+    def skips_saves(self) -> bool:
+        """Whether the policy may leave a step unsaved."""
+        ...
+
+    @property
+    def memo(self) -> dict[str, Any]:
+        """What the flow keeps in memory for as long as the run is live here."""
+        ...
 
     @property
     def journaled(self) -> bool:

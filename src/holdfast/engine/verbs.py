@@ -20,8 +20,9 @@ from holdfast.core.ids import check_id, new_id, parse_ref, storable
 from holdfast.core.journal import Journal
 from holdfast.core.transitions import ENDED, HINTS, UNOWNED, Act, Situation, act, situation
 from holdfast.engine.engine import Engine
+from holdfast.engine.info import Info, digest_of
 from holdfast.engine.listing import encode_metadata
-from holdfast.engine.live import Info, LiveRun, digest_of
+from holdfast.engine.live import LiveRun
 from holdfast.engine.reader import Reader
 from holdfast.engine.refusals import ended_error, refused
 from holdfast.engine.writer import RunWriter

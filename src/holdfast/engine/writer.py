@@ -26,12 +26,34 @@ class Progress(msgspec.Struct, gc=False):
     tree: Any
     cursor: dict[str, Any]
     steps: Sequence[StepTaken]
-    change: list[Any] | None = None
+    change: Sequence[Any] | None = None
     """What of the tree has changed since the last checkpoint, where it is known."""
 
 
 class RunWriter:
     """Knows what the store holds of the run, and writes what comes next under the run's fence."""
+
+    said: dict[str, Any] | None = None
+    """How far the step under way says it is: shown with the cursor, never part of a checkpoint."""
+    branch = 0
+    checkpoint_seq = 0
+    beside = 0
+    """Bytes that calls, waits and chunks have added to the log since the segment began."""
+    pending: tuple[Signal, ...] = ()
+    """The messages in the log that nobody has received yet."""
+    marks_due: tuple[Mark, ...] = ()
+    """What happened already and travels with the next commit."""
+    fields_due: dict[str, Any] | None = None
+    """What of the head has changed already and travels with it too."""
+    written: Sequence[Entry] = ()
+    """The entries of the last commit."""
+    closed = False
+    """Nothing more is written from here."""
+    given_up = False
+    """The store knows that the run is not owned by this writer any more."""
+    heard_at = 0.0
+    """When the store last said what mail there is, on the event loop's clock."""
+    _in_doubt: tuple[_Landed, ...] = ()
 
     def __init__(self, committer: Committer, clock: Clock, head: Head, point: Point | None) -> None:
         """Without a point only the status can be written: for a run that cannot be gone on with."""
@@ -41,34 +63,16 @@ class RunWriter:
         self.status, self.attempt, self.seq, self.floor = head.status, head.attempt, head.seq, head.floor
         self.started_at = head.started_at
         self._waited = head.waiting_for is not None
-        self.tree: Tree = None if point is None else point.tree
-        self.cursor: dict[str, Any] = msgspec.json.decode(head.cursor) if point is None else point.cursor
-        self.said: dict[str, Any] | None = None
-        """How far the step under way says it is: shown with the cursor, never part of a checkpoint."""
-        if point is not None and head.cursor not in (b"null", point.entry.cursor):
+        self.tree: Tree = None
+        if point is None:
+            self.cursor: dict[str, Any] = msgspec.json.decode(head.cursor)
+            self.segment = Segment(head.base, 0)
+            return
+        self.tree, self.cursor = point.tree, point.cursor
+        self.branch, self.checkpoint_seq = point.branch, point.seq
+        self.segment = Segment(point.base, point.written, plain=point.plain)
+        if head.cursor not in (b"null", point.entry.cursor):
             self.said = msgspec.json.decode(head.cursor).get("progress")
-        self.branch = 0 if point is None else point.branch
-        self.checkpoint_seq = 0 if point is None else point.seq
-        self.segment = Segment(head.base, 0)
-        self.beside = 0
-        """Bytes that calls, waits and chunks have added to the log since the segment began."""
-        self.pending: tuple[Signal, ...] = ()
-        """The messages in the log that nobody has received yet."""
-        if point is not None:
-            self.segment = Segment(point.base, point.written, plain=point.plain)
-        self.marks_due: list[Mark] = []
-        """What happened already and travels with the next commit."""
-        self.fields_due: dict[str, Any] = {}
-        """What of the head has changed already and travels with it too."""
-        self.written: list[Entry] = []
-        """The entries of the last commit."""
-        self.closed = False
-        """Nothing more is written from here."""
-        self.given_up = False
-        """The store knows that the run is not owned by this writer any more."""
-        self.heard_at = 0.0
-        """When the store last said what mail there is, on the event loop's clock."""
-        self._in_doubt: list[_Landed] = []
 
     async def write(
         self,
@@ -90,20 +94,20 @@ class RunWriter:
         """
         if self.closed:
             raise OwnershipLostError(self.run, self.fence)
-        now, given = self._clock.now(), fields
-        fields = {**self.fields_due, **given}
+        now, stepped = self._clock.now(), progress is not None
         entries, segment = self._entries(marks, progress, extra, now, whole=drop_history)
         rebase = _last_checkpoint(entries) if drop_history else None
-        if rebase is not None:
-            fields["floor"] = rebase.seq
-        change = self._change(
-            fields, status, segment, now, advances=advances or progress is not None, stepped=progress is not None
-        )
+        change = None
+        if fields or rebase is not None or not self._is_usual(status, segment):
+            changed = {**(self.fields_due or {}), **fields}
+            if rebase is not None:
+                changed["floor"] = rebase.seq
+            change = self._change(changed, status, segment, now, advances=advances or stepped, stepped=stepped)
         commit = Commit(
             run=self.run,
             owner=self.owner,
             fence=self.fence,
-            entries=tuple(entries),
+            entries=entries,
             change=change,
             take=take,
             rebase=rebase,
@@ -114,7 +118,7 @@ class RunWriter:
         except StoreError:
             if progress is not None:  # the list goes on growing, and what was written holds only these
                 landed.progress = Progress(progress.tree, progress.cursor, tuple(progress.steps))
-            self._in_doubt.append(landed)
+            self._in_doubt += (landed,)
             raise
         if reply.refused is Refusal.GAP and self._in_doubt:
             # A commit that failed had reached the disk after all: count it, and write what is new.
@@ -127,13 +131,13 @@ class RunWriter:
                 take=take,
                 drop_history=drop_history,
                 advances=advances,
-                **given,
+                **fields,
             )
         if reply.refused is not None:
             self.closed = self.given_up = True
             raise OwnershipLostError(self.run, self.fence)
         if self._in_doubt:
-            self._in_doubt = []
+            self._in_doubt = ()
         self._count(landed)
         self.heard_at = self._committer.loop.time()
         return reply.mail
@@ -144,7 +148,7 @@ class RunWriter:
         Several that failed tried for the same place in the log: only the log itself tells which one has it.
         """
         found = [entry.check for entry in await self._committer.read_back(self.run, self.seq)]
-        doubtful, self._in_doubt = self._in_doubt, []
+        doubtful, self._in_doubt = self._in_doubt, ()
         landed = next((one for one in doubtful if [entry.check for entry in one.entries] == found), None)
         if landed is None:
             self.closed = self.given_up = True
@@ -177,7 +181,7 @@ class RunWriter:
         reply = await self._committer.commit(commit)
         if reply.refused is not None:
             raise OwnershipLostError(self.run, self.fence)
-        self._count(_Landed([entry], change, None, Segment(seq, len(body), len(body))))
+        self._count(_Landed((entry,), change, None, Segment(seq, len(body), len(body))))
         self.tree, self.cursor, self.branch, self.checkpoint_seq = point.tree, point.cursor, seq, seq
         self.said = None
         self.pending, self.beside = tuple(pending), 0
@@ -206,9 +210,12 @@ class RunWriter:
 
     def _entries(
         self, marks: Sequence[Mark], progress: Progress | None, extra: dict[str, Any] | None, now: float, *, whole: bool
-    ) -> tuple[list[Entry], Segment]:
+    ) -> tuple[tuple[Entry, ...], Segment]:
         """The entries of a commit in order: what was due, the checkpoint, the marks."""
         segment, run, fence = self.segment, self.run, self.fence
+        if progress is not None and not marks and not self.marks_due:
+            entry, segment = self._checkpoint(self.seq + 1, progress, extra, now, dumps(progress.cursor), whole=whole)
+            return (entry,), segment
         entries: list[Entry] = []
         before = b""
         if progress is None or self.marks_due:
@@ -220,23 +227,39 @@ class RunWriter:
         if progress is None and whole:
             progress, cursor = Progress(self.tree, self.cursor, ()), dumps(self.cursor)
         if progress is not None:
-            extra = {"steps": progress.steps, **extra} if extra else {"steps": progress.steps}
             seq = self.seq + len(entries) + 1
-            body, segment = segment.next(
-                seq,
-                self.tree,
-                progress.tree,
-                self.branch,
-                extra,
-                known=progress.change,
-                beside=self.beside,
-                pending=self.pending,
-                whole=whole,
-            )
-            entries.append(seal(run, seq, Kind.CHECKPOINT, fence, now, cursor, body))
+            entry, segment = self._checkpoint(seq, progress, extra, now, cursor, whole=whole)
+            entries.append(entry)
         for kind, mark in marks:
             entries.append(seal(run, self.seq + len(entries) + 1, kind, fence, now, cursor, dumps(mark)))
-        return entries, segment
+        return tuple(entries), segment
+
+    def _checkpoint(
+        self, seq: int, progress: Progress, extra: dict[str, Any] | None, now: float, cursor: bytes, *, whole: bool
+    ) -> tuple[Entry, Segment]:
+        body, segment = self.segment.next(
+            seq,
+            self.tree,
+            progress.tree,
+            self.branch,
+            {"steps": progress.steps, **extra} if extra else {"steps": progress.steps},
+            known=progress.change,
+            beside=self.beside,
+            pending=self.pending,
+            whole=whole,
+        )
+        return seal(self.run, seq, Kind.CHECKPOINT, self.fence, now, cursor, body), segment
+
+    def _is_usual(self, status: RunStatus | None, segment: Segment) -> bool:
+        """Whether nothing of the head changes by a commit that itself changes nothing of it."""
+        return (
+            status is None
+            and self.status == RunStatus.RUNNING
+            and self.attempt == 1
+            and not self._waited
+            and not self.fields_due
+            and segment.base == self.segment.base
+        )
 
     def _change(
         self,
@@ -278,9 +301,9 @@ class RunWriter:
             self.beside = 0
         self.written, self.segment = landed.entries, landed.segment
         if self.marks_due:
-            self.marks_due = []
+            self.marks_due = ()
         if self.fields_due:
-            self.fields_due = {}
+            self.fields_due = None
         if landed.entries:
             self.seq = landed.entries[-1].seq
         if landed.progress is not None:
@@ -309,13 +332,13 @@ class RunWriter:
 class _Landed(msgspec.Struct, gc=False):
     """All that a commit changes in the store, kept until it is known whether it did."""
 
-    entries: list[Entry]
+    entries: tuple[Entry, ...]
     change: HeadChange | None
     progress: Progress | None
     segment: Segment
 
 
-def _last_checkpoint(entries: list[Entry]) -> Entry:
+def _last_checkpoint(entries: Sequence[Entry]) -> Entry:
     if len(entries) == 1:
         return entries[0]
     return next(entry for entry in reversed(entries) if entry.kind == Kind.CHECKPOINT)
@@ -337,5 +360,5 @@ async def create_run(
     point = Point(entry, tree, cursor, 1, 0, len(encoded), body)
     point.plain = not may_hold_marks(encoded)
     writer = RunWriter(committer, clock, head, point)
-    writer.seq, writer.written = 1, [entry]
+    writer.seq, writer.written = 1, (entry,)
     return writer
