@@ -17,6 +17,7 @@ from holdfast.core.journal import Journal
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.transitions import ENDED
+from holdfast.engine.changes import Changes
 from holdfast.engine.committer import Committer
 from holdfast.engine.custody import Custody
 from holdfast.engine.hands import Hands
@@ -30,6 +31,7 @@ from holdfast.engine.retention import Retention
 from holdfast.engine.runner import Outcome, Runner
 from holdfast.engine.surroundings import Children
 from holdfast.engine.threads import Lanes
+from holdfast.engine.turns import Turns
 from holdfast.engine.writer import RunWriter, create_run
 from holdfast.errors import (
     HoldfastError,
@@ -82,13 +84,14 @@ class Engine:
         self.closing = False
         self._observers = Observers(on_event)
         self.emit, self.tell = self._observers.emit, self._observers.tell
+        self._changes = Changes(store)
+        self.wait_change = self._changes.wait
         self._policy, self._retry = policy or CheckpointPolicy(), retry or RetryPolicy()
         self._crash_limit = crash_limit
         self._concurrency, self._coming = concurrency, 0
-        self._slots = asyncio.Semaphore(concurrency)
+        self.turns = Turns(concurrency)
         self._lanes = Lanes(THREADS)
         self._created = 0
-        self._waits: set[asyncio.Task[int]] = set()
         self._under_way: set[asyncio.Task[Any]] = set()
 
     # In
@@ -115,12 +118,12 @@ class Engine:
         if self.closing:
             work.close()
             raise UsageError("this Runtime is shutting down and starts nothing any more")
-        task = asyncio.ensure_future(work)
+        task = self.loop.create_task(work)
         self._under_way.add(task)
         return task
 
     async def _admit_and_drive(self, work: Coroutine[Any, Any, LiveRun], admitted: asyncio.Future[LiveRun]) -> None:
-        task = asyncio.current_task()
+        task = asyncio.current_task(self.loop)
         assert task is not None
         try:
             live = await work
@@ -135,12 +138,8 @@ class Engine:
         live.task = task
         if not admitted.done():
             admitted.set_result(live)
+        del work, admitted, task  # not to be kept for as long as the run is driven
         await self._drive(live)
-
-    @property
-    def free_slots(self) -> int:
-        """How many more runs may be driven right now."""
-        return self._slots._value
 
     async def create(
         self,
@@ -297,7 +296,7 @@ class Engine:
         outcome: Outcome | None = None
         held, runner = False, live.runner
         try:
-            held = await self._slot(live)
+            held = self.turns.take() or await self._turn(live)
             if runner.writer.status == RunStatus.PENDING and not runner.control.leaves:
                 await runner.writer.write(status=RunStatus.RUNNING)
             outcome = await runner.drive()
@@ -310,23 +309,20 @@ class Engine:
             outcome.error.__cause__ = error  # type: ignore[union-attr]
         finally:
             if held:
-                self._slots.release()
+                self.turns.give_back()
             if self.live.get(live.id) is live:
                 del self.live[live.id]
             self._left(live, outcome or Outcome(error=RunInterruptedError(live.id)))
 
-    async def _slot(self, live: LiveRun) -> bool:
+    async def _turn(self, live: LiveRun) -> bool:
         """Wait for a turn, or until the run is wanted to leave, which needs none."""
-        if not self._slots.locked():
-            await self._slots.acquire()
-            return True
-        turn, held = asyncio.ensure_future(self._slots.acquire()), False
+        turn, held = self.turns.queue(self.loop), False
         try:
             await live.runner.queue_for(turn)
             held = turn.done()
         finally:
             if not held and not turn.cancel():
-                self._slots.release()  # it came in the very moment in which it was not wanted any more
+                self.turns.give_back()  # it came in the very moment in which it was not wanted any more
         return held
 
     def _left(self, live: LiveRun, outcome: Outcome) -> None:
@@ -348,32 +344,13 @@ class Engine:
             self._under_way.add(telling := asyncio.ensure_future(self.children.ended(live.id, live.parent)))
             telling.add_done_callback(self._under_way.discard)
 
-    async def wait_change(self, run: str, seen: int, timeout: float) -> int:
-        """What the store's `wait_change` gives to whoever follows the run.
-
-        Raises RunInterruptedError when this runtime shuts down: whoever has the run goes on with it.
-        """
-        if self.closing:
-            raise RunInterruptedError(run)
-        wait = asyncio.ensure_future(self.store.wait_change(seen, timeout))
-        self._waits.add(wait)
-        wait.add_done_callback(self._waits.discard)
-        try:
-            return await wait
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise  # the caller was cancelled, not the wait
-            raise RunInterruptedError(run) from None
-
     # Out
 
     async def shutdown(self, grace: float, hurry: asyncio.Event) -> None:
         """Hand every run back: after its step within the grace time, in the middle of it afterwards."""
         self.closing = True
         try:
-            for wait in self._waits:
-                wait.cancel()  # nobody may still be looking when the store is closed
+            self._changes.stop()
             self.stop_all()
             if self._under_way:
                 await asyncio.wait(self._under_way, timeout=max(grace, 1.0))

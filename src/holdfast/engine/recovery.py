@@ -133,7 +133,7 @@ class Recovery:
         while True:
             try:
                 await self._engine.custody.release()
-                room = self._engine.free_slots
+                room = self._engine.turns.free
                 if room > 0:
                     await self.recover(limit=room)
                     await self._wake_all(room)

@@ -126,7 +126,7 @@ class Runner:
 
     async def drive(self) -> Outcome:
         """Go on until the run ends, is stopped, or is lost to another owner."""
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task(self.around.loop)
         try:
             while self.saving.cursor["next"] is not None:
                 left = await self._honour() if self.control.wanted else None
