@@ -132,53 +132,43 @@ class Place(msgspec.Struct, frozen=True):
     args: str | None
 
 
-class Frame:
+class Frame(msgspec.Struct, eq=False):
     """A stretch of code that makes its calls one after the other: a body, a task in it, a call's function."""
 
-    __slots__ = (
-        "bound",
-        "branches",
-        "call",
-        "closed",
-        "deadline",
-        "executor",
-        "firm",
-        "holder",
-        "names",
-        "parent",
-        "parked",
-        "path",
-        "running",
-        "scope",
-        "threaded",
-        "unbound",
-    )
+    scope: Scope
+    path: str | None
+    parent: Frame | None = None
+    call: str | None = None
+    """The key of the journaled call whose function it is, or of the one that this is part of."""
+    closed: bool = False
+    """Whether the attempt of its call is over, whatever its code still does."""
+    holder: object = None
+    """The task or thread that runs it."""
+    names: Names | None = None
+    parked: int = 0
+    """How many waits are parked in it and in what lies below it."""
+    threaded: bool = False
+    """Whether a thread of the run is blocked for as long as this runs."""
+    firm: bool = False
+    """Whether the effect of its call must not be repeated unasked."""
+    running: bool = False
+    """Whether its call is under way."""
+    deadline: float | None = None
+    """When the attempt that this belongs to times out."""
+    executor: Any = None
+    """The executor in whose thread it runs, if it does."""
+    branches: int = 0
+    """How many tasks in it have named their scopes and not ended."""
+    bound: int | None = None
+    """For a thread bound to the run: when its function was bound, among all that were bound or ended."""
+    unbound: int | None = None
+    """When its function ended, likewise."""
 
-    def __init__(self, scope: Scope, path: str | None, parent: Frame | None = None, *, call: str | None = None) -> None:
-        self.scope, self.path, self.parent = scope, path, parent
-        self.call: str | None = call if call is not None or parent is None else parent.call
-        """The key of the journaled call whose function it is, or of the one that this is part of."""
-        self.closed = False
-        """Whether the attempt of its call is over, whatever its code still does."""
-        self.holder: object = None
-        """The task or thread that runs it."""
-        self.names: Names | None = None
-        self.parked = 0
-        """How many waits are parked in it and in what lies below it."""
-        self.threaded: bool = parent.threaded if parent is not None else False
-        """Whether a thread of the run is blocked for as long as this runs."""
-        self.firm = self.running = False
-        """Whether the effect of its call must not be repeated unasked, and whether the call is under way."""
-        self.deadline: float | None = parent.deadline if parent is not None else None
-        """When the attempt that this belongs to times out."""
-        self.executor: Any = None
-        """The executor in whose thread it runs, if it does."""
-        self.branches = 0
-        """How many tasks in it have named their scopes and not ended."""
-        self.bound: int | None = None
-        """For a thread bound to the run: when its function was bound, among all that were bound or ended."""
-        self.unbound: int | None = None
-        """When its function ended, likewise."""
+    def inside(self, path: str | None, call: str | None = None) -> Frame:
+        """The frame of code in this one: of a task that has no path yet, or of the function of a call."""
+        frame = Frame(self.scope, path, self, self.call if call is None else call)
+        frame.threaded, frame.deadline = self.threaded, self.deadline
+        return frame
 
     def take(self, name: str, args: str | None, key: str | None) -> Place:
         """The place of the next verb of that name. A branch gets its name by its first one."""
@@ -309,7 +299,7 @@ class RunContext(msgspec.Struct, frozen=True):
         here, frame, bound_at = contextvars.copy_context(), self.frame, next(_order)
 
         def inside(args: Any, kwargs: Any) -> R:
-            branch = Frame(frame.scope, None, frame)
+            branch = frame.inside(None)
             branch.holder, branch.threaded, branch.bound = threading.get_ident(), True, bound_at
             _current.set(branch)
             try:
@@ -363,7 +353,7 @@ def here() -> Frame | None:
     holder = holder_here()
     if frame.holder is holder or frame.holder == holder:
         return frame
-    branch = Frame(frame.scope, None, frame)
+    branch = frame.inside(None)
     branch.holder = holder
     _current.set(branch)
     return branch

@@ -155,7 +155,7 @@ class Calling:
     def _begin(self) -> Frame:
         """The frame of an attempt, which is under way from now on."""
         place = self._place
-        frame = Frame(self._scope, f"{place.key}/", place.frame, call=place.key)
+        frame = place.frame.inside(f"{place.key}/", place.key)
         frame.firm = self._work.on_doubt != "retry"
         self._scope.began(frame)
         return frame
@@ -216,7 +216,7 @@ class Calling:
         return await within(self._timeout, self._place.name, doing, frame.close)
 
     def _context(self) -> Any:
-        return self._host.context(Frame(self._scope, None, self._place.frame, call=self._place.key))
+        return self._host.context(self._place.frame.inside(None, self._place.key))
 
     async def _abandon(self, started: float, *, doubt: bool) -> None:
         await self._write({"started": started, "abandoned": True, **({"doubt": True} if doubt else {})})

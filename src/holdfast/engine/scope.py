@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
+
 from holdfast.context import Frame, Place, RunContext
 from holdfast.core.codec import Tree, dumps
 from holdfast.core.journal import digest
@@ -33,36 +35,29 @@ _PID = os.getpid()
 os.register_at_fork(after_in_child=lambda: globals().update(_PID=os.getpid()))
 
 
-class StepScope:
+class StepScope(msgspec.Struct, eq=False):
     """The Scope of one attempt."""
 
-    __slots__ = (
-        "_from_threads",
-        "busy",
-        "closed",
-        "host",
-        "loop",
-        "number",
-        "pid",
-        "root",
-        "starting",
-        "tasks",
-        "unspawned",
-        "waits",
-    )
+    host: Host
+    number: int
+    loop: asyncio.AbstractEventLoop
+    pid: int = 0
+    closed: bool = False
+    busy: int = 0
+    """How many calls are under way that do not themselves wait for something from outside."""
+    from_threads: int = 0
+    """How much threads have handed over since they last waited for the loop."""
+    tasks: set[asyncio.Task[Any]] | None = None
+    starting: set[asyncio.Future[None]] | None = None
+    """The children on their way that the code has not awaited yet."""
+    unspawned: bool = False
+    """Whether a child could not be started because this process begins nothing any more: the run has to leave."""
+    waits: Waits | None = None
+    root: Any = None
 
-    def __init__(self, host: Host, number: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.host, self.number, self.loop, self.pid = host, number, loop, _PID
-        self.closed = False
-        self.root = Frame(self, f"{number}/")
-        self.busy = self._from_threads = 0
-        """How many calls are under way that do not themselves wait for something from outside."""
-        self.tasks: set[asyncio.Task[Any]] | None = None
-        self.starting: set[asyncio.Future[None]] | None = None
-        """The children on their way that the code has not awaited yet."""
-        self.unspawned = False
-        """Whether a child could not be started because this process begins nothing any more: the run has to leave."""
-        self.waits: Waits | None = None
+    def __post_init__(self) -> None:
+        self.pid = _PID
+        self.root = Frame(self, f"{self.number}/")
 
     # What flows ask for
 
@@ -178,10 +173,10 @@ class StepScope:
             self._emit(at, name, tree, size)
         else:
             self.loop.call_soon_threadsafe(self._emit, at, name, tree, size)
-            self._from_threads += 1 + size // _MUCH
-            if self._from_threads >= _HANDED_OVER:
+            self.from_threads += 1 + size // _MUCH
+            if self.from_threads >= _HANDED_OVER:
                 # A thread can wait, so it does: the loop must not be buried under what it hands over.
-                self._from_threads = 0
+                self.from_threads = 0
                 in_thread(frame, self._breathe())
         return self._breathe
 
@@ -225,7 +220,7 @@ class StepScope:
     def child_id(self, place: Place) -> str:
         """The id that a child spawned at that place has by default."""
         run = self.host.writer.run
-        return f"{run[:100]}.{self.host.context(Frame(self, None, place.frame, call=place.key)).idempotency_key[:12]}"
+        return f"{run[:100]}.{self.host.context(place.frame.inside(None, place.key)).idempotency_key[:12]}"
 
     async def spawn(self, place: Place, flow: Any, input: Any, id: str) -> None:
         """Return when the child run exists."""
@@ -336,4 +331,4 @@ class StepScope:
             self.waits.close()
         if self.tasks:
             self.cancel_tasks(but=task)
-        del self.root  # otherwise the two keep each other until a collection finds them
+        self.root = None  # otherwise the two keep each other until a collection finds them

@@ -100,7 +100,7 @@ class Waits:
         body["until"] = body.get("until") if seconds is None else body["at"] + seconds
         if body["wait"] == "ask":
             body["data"] = host.codec.encode(body["data"], path="data")
-            context = host.context(Frame(self._scope, None, place.frame, call=place.key))
+            context = host.context(place.frame.inside(None, place.key))
             # Asked again at the next attempt it is another question: what came for the one before does not count.
             body["ask"] = digest([context.idempotency_key, host.writer.seq])[:8]
         self._open[place.key] = body
