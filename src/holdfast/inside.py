@@ -8,7 +8,6 @@ plain sleep, and `emit` and `progress` do nothing, so that functions can be test
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from datetime import UTC, datetime, timedelta
@@ -61,17 +60,12 @@ def in_thread(frame: Frame, work: Coroutine[Any, Any, R], lane: Any = None) -> R
 
     Raises Suspended when the run was let go.
     """
-    future = asyncio.run_coroutine_threadsafe(work, frame.scope.loop)
+    serving = frame.scope.lane() if lane is None else lane
     try:
-        if lane is not None:
-            future.add_done_callback(lambda _: lane.retire())
-            lane.serve()
-        return future.result()
-    except (concurrent.futures.CancelledError, asyncio.CancelledError):
+        result: R = serving.result_of(work, frame.scope.loop)
+    except asyncio.CancelledError:
         raise Suspended from None
-    except BaseException:
-        future.cancel()
-        raise
+    return result
 
 
 # Calls

@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 _Job = tuple[contextvars.Context, Callable[..., Any], tuple[Any, ...], "asyncio.Future[Any]"]
@@ -33,6 +33,31 @@ class Lane:
     def retire(self) -> None:
         """End the thread after the job it is at."""
         self._jobs.put(None)
+
+    def result_of(self, work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
+        """What comes of the work, which is done by a task of the loop; the calling thread does jobs until then."""
+        begun: list[asyncio.Task[Any]] = []
+
+        def begin() -> None:
+            begun.append(loop.create_task(work))
+            begun[0].add_done_callback(lambda _: self.retire())
+
+        def give_up() -> None:
+            begun[0].cancel()
+
+        try:
+            loop.call_soon_threadsafe(begin)
+        except RuntimeError:
+            work.close()  # the loop is gone
+            raise
+        try:
+            self.serve()
+        except BaseException:
+            loop.call_soon_threadsafe(give_up)
+            raise
+        if not begun or not begun[0].done():
+            raise asyncio.CancelledError("the loop is gone")
+        return begun[0].result()
 
     def serve(self) -> None:
         """Do jobs on the calling thread until the lane is retired."""
