@@ -118,14 +118,14 @@ class Reader:
         self._asked: list[tuple[str, asyncio.Future[Head | None]]] = []
         self._reading: set[asyncio.Task[None]] = set()
 
-    async def head(self, run: str) -> Head | None:
+    def head(self, run: str) -> asyncio.Future[Head | None]:
         """The head of a run; None when there is no such run. Those asked for at once are read at once."""
         loop = asyncio.get_running_loop()
         if not self._asked:
             loop.call_soon(self._begin_reading)
         waiting: asyncio.Future[Head | None] = loop.create_future()
         self._asked.append((run, waiting))
-        return await waiting
+        return waiting
 
     def _begin_reading(self) -> None:
         asked, self._asked = self._asked, []

@@ -120,20 +120,20 @@ class RunWriter:
                 landed.progress = Progress(progress.tree, progress.cursor, tuple(progress.steps))
             self._in_doubt += (landed,)
             raise
-        if reply.refused is Refusal.GAP and self._in_doubt:
-            # A commit that failed had reached the disk after all: count it, and write what is new.
-            progress = await self._settle_doubt(progress)
-            return await self.write(
-                marks,
-                progress=progress,
-                extra=extra,
-                status=status,
-                take=take,
-                drop_history=drop_history,
-                advances=advances,
-                **fields,
-            )
         if reply.refused is not None:
+            if reply.refused is Refusal.GAP and self._in_doubt:
+                # A commit that failed had reached the disk after all: count it, and write what is new.
+                progress = await self._settle_doubt(progress)
+                return await self.write(
+                    marks,
+                    progress=progress,
+                    extra=extra,
+                    status=status,
+                    take=take,
+                    drop_history=drop_history,
+                    advances=advances,
+                    **fields,
+                )
             self.closed = self.given_up = True
             raise OwnershipLostError(self.run, self.fence)
         if self._in_doubt:
@@ -294,21 +294,23 @@ class RunWriter:
 
     def _count(self, landed: _Landed) -> None:
         """What was written is now what the store holds."""
-        for entry in landed.entries:
-            if entry.kind != Kind.CHECKPOINT:
-                self._count_beside(entry)
+        entries, progress = landed.entries, landed.progress
+        if progress is None or len(entries) > 1:
+            for entry in entries:
+                if entry.kind != Kind.CHECKPOINT:
+                    self._count_beside(entry)
         if landed.segment.base != self.segment.base:
             self.beside = 0
-        self.written, self.segment = landed.entries, landed.segment
+        self.written, self.segment = entries, landed.segment
         if self.marks_due:
             self.marks_due = ()
         if self.fields_due:
             self.fields_due = None
-        if landed.entries:
-            self.seq = landed.entries[-1].seq
-        if landed.progress is not None:
-            self.tree, self.cursor, self.said = landed.progress.tree, landed.progress.cursor, None
-            self.checkpoint_seq = _last_checkpoint(landed.entries).seq
+        if entries:
+            self.seq = entries[-1].seq
+        if progress is not None:
+            self.tree, self.cursor, self.said = progress.tree, progress.cursor, None
+            self.checkpoint_seq = _last_checkpoint(entries).seq
         if landed.change is None:
             return
         changes = landed.change.fields()

@@ -8,7 +8,7 @@ by itself. A single usual step is one statement, which is its own transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -34,7 +34,7 @@ def write_batch(connection: apsw.Connection, batch: Sequence[Commit]) -> list[Re
         return []
     if len(batch) == 1 and _is_step(batch[0]):
         fault("commit.before")
-        mail = connection.execute(sql.APPEND_STEP, next(_bindings(batch[0]))).get
+        mail = connection.execute(sql.APPEND_STEP, _bindings(batch[0])[0]).get
         fault("commit.after")
         if mail == 0:
             return [_ACCEPTED]
@@ -71,7 +71,8 @@ def _write_all(connection: apsw.Connection, batch: Sequence[Commit]) -> bool:
     appended = _append(connection, batch)
     updates: dict[str, list[list[Any]]] = {}
     for commit in batch:
-        _add_update(updates, commit)
+        if commit.change is not None:
+            _add_update(updates, commit)
     for text, rows in updates.items():
         connection.executemany(text, rows)
     expected = len(new) + appended + sum(map(len, updates.values()))
@@ -91,7 +92,9 @@ def _is_plain(commit: Commit) -> bool:
 
 def _append(connection: apsw.Connection, batch: Sequence[Commit]) -> int:
     """Append the entries of all these commits that fit; how many there are."""
-    rows = [row for commit in batch for row in _bindings(commit)]
+    rows: list[tuple[Any, ...]] = []
+    for commit in batch:
+        rows += _bindings(commit)
     rest = len(rows) % sql.TOGETHER
     for at in range(0, len(rows) - rest, sql.TOGETHER):
         connection.execute(sql.APPEND_TOGETHER, [*chain.from_iterable(rows[at : at + sql.TOGETHER])])
@@ -150,14 +153,14 @@ def _refusal(connection: apsw.Connection, commit: Commit) -> Refusal | None:
     return None
 
 
-def _bindings(commit: Commit) -> Iterator[tuple[Any, ...]]:
+def _bindings(commit: Commit) -> list[tuple[Any, ...]]:
     """What APPEND_ENTRY takes for each entry of a commit."""
     run, owner, fence = commit.run, commit.owner, commit.fence
-    after = None
+    rows: list[tuple[Any, ...]] = []
     for e in commit.entries:
-        if after is None:
-            after = e.seq - 1 if commit.create is None else sql.NEW_LOG
-        yield run, owner, fence, after, e.seq, e.kind, e.at, e.cursor.decode(), e.check, e.body.decode()
+        after = rows[0][3] if rows else e.seq - 1 if commit.create is None else sql.NEW_LOG
+        rows.append((run, owner, fence, after, e.seq, e.kind, e.at, e.cursor.decode(), e.check, e.body.decode()))
+    return rows
 
 
 def _columns(entry: Entry) -> tuple[Any, ...]:
