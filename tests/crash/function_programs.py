@@ -1,4 +1,4 @@
-"""The programs that run functions: what children do that branch, wait, have children or emit."""
+"""The programs that run functions, maps and agents: children that branch, wait, have children or emit."""
 
 from __future__ import annotations
 
