@@ -158,6 +158,14 @@ async def test_a_mended_file_is_read_again(store: FilesStore, log: Path) -> None
     assert await seqs(store) == [1, 2, 3]
 
 
+async def test_a_damaged_log_that_is_cut_before_the_damage_is_read_again(store: FilesStore, log: Path) -> None:
+    first, *rest = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(first + rest[0] + b"".join(rest[1:]).replace(b'"state":3', b'"state":7'))
+    await assert_damaged(store)
+    log.write_bytes(first)
+    assert await seqs(store) == [1]
+
+
 async def test_a_missing_log_is_damage(store: FilesStore, log: Path) -> None:
     log.unlink()
     await assert_damaged(store)

@@ -137,8 +137,7 @@ class Rounds:
         self.loaded: list[int] = []
         """How many entries each claim gave."""
         self.lines: list[int] = []
-        """How many lines of files were read until then. The head of a run in files is what its whole log comes to, so
-        this grows with the log; it is shown, and nothing is promised of it."""
+        """How many lines of files were read until then."""
         self.seconds: list[float] = []
         self.starts = 0
 
@@ -169,6 +168,7 @@ def torture_rounds(
     figures.starts = witness.starts
     assert total <= witness.starts <= total + len(kills)
     assert max(figures.loaded) <= 2 * each, f"{figures.loaded} entries were loaded to go on"
+    assert max(figures.lines) <= 5 * each, f"{figures.lines} lines were read to go on"
     return figures
 
 

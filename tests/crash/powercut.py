@@ -16,7 +16,7 @@ from holdfast import CheckpointPolicy, Pipeline, Runtime
 from holdfast.errors import HoldfastError, StoreDamagedError
 from holdfast.model import Claim, Commit, Entry, Head, Owner, Query, Reply
 from holdfast.store.base import Store
-from holdfast.store.files import FilesStore
+from holdfast.store.files import FilesStore, anchors
 from holdfast.store.locate import locate
 from holdfast.store.sqlite import SqliteStore, wal
 
@@ -116,7 +116,8 @@ def record(kind: str, seed: int, durability: Durability, folder: Path) -> Trace:
         watch = Watch(folder)
         files = TracedFiles(folder / "runs", durability=durability)
         files.trace = watch.trace
-        with watch.installed():
+        # Anchors stand close together, so that many cuts hit one.
+        with watch.installed(), mock.patch.multiple(anchors, EVERY=chance.choice([0, 1000]), AT_SEGMENT=0, SHARE=0):
             asyncio.run(_runs(files, seed, chance))
         return watch.trace
     vfs = TracingVFS()

@@ -1,4 +1,4 @@
-"""Damage inside a sound SQLite file: found by checksum and order, named, never built on; other runs go on."""
+"""Damage inside a sound store: found by checksum and order, named, never built on; other runs go on."""
 
 from __future__ import annotations
 
@@ -94,3 +94,37 @@ async def test_a_damaged_checkpoint_is_named_and_never_built_on(tmp_path: Path, 
         assert began == []
         assert repr(await rt.run(flow, steps.first_state(SEED), id="sound")) == steps.expected(SEED, STEPS)
         assert began == [STOPS_AT, STOPS_AT + 1]
+
+
+async def test_damage_before_an_anchor_of_a_log_in_files_is_named_and_never_built_on(tmp_path: Path) -> None:
+    began: list[int] = []
+
+    async def leave(run: str, stops_at: int | None) -> None:
+        async with Runtime(f"file:{tmp_path}/runs", grace=0.0) as rt:
+
+            async def advance(index: int, state: dict[str, Any]) -> None:
+                began.append(index)
+                if index == stops_at:
+                    await rt.close()
+                state[f"step-{index}"] = "x" * 5000
+
+            await rt.run(Pipeline("flow", advance, total=60), {"text": "y" * 200_000}, id=run)
+
+    for run in ("damaged", "sound"):
+        with pytest.raises(RunInterruptedError):
+            await leave(run, 50)
+    log = tmp_path / "runs" / "damaged" / "log.jsonl"
+    whole = log.read_bytes()
+    place = whole.index(b'"step-20"')
+    assert b'","anchor":{"after":"' in whole[place + 10_000 :]  # so the head can be read
+    log.write_bytes(whole.replace(b'"step-20"', b'"step-2O"'))
+    began.clear()
+    with pytest.raises(StoreDamagedError) as raised:
+        await leave("damaged", None)
+    assert (raised.value.run_id, raised.value.seq) == ("damaged", 22)
+    assert began == []
+    await leave("sound", None)
+    assert began == list(range(50, 60))
+    async with Runtime(f"file:{tmp_path}/runs") as rt:
+        assert {run.id: run.status async for run in rt.list()} == {"damaged": "interrupted", "sound": "completed"}
+        assert [(problem.run, "seq 22" in problem.problem) async for problem in rt.doctor()] == [("damaged", True)]

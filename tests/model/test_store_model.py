@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from holdfast.clock import Clock
 from holdfast.model import Claim, Commit, Head, HeadChange, Mail, Query, Reply
 from holdfast.store.base import Store
-from holdfast.store.files import FilesStore
+from holdfast.store.files import FilesStore, anchors
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import ManualClock
@@ -267,10 +267,15 @@ STORES: dict[str, Make] = {
     "sqlite": lambda root, clock: SqliteStore(root / "runs.db", clock=clock, durability="process"),
     "files": lambda root, clock: FilesStore(root, clock=clock, durability="process"),
 }
+STORES["files with anchors everywhere"] = STORES["files"]
 
 
-@pytest.mark.parametrize("make", STORES.values(), ids=STORES.keys())
-def test_a_store_does_what_the_store_in_memory_does(make: Make) -> None:
+@pytest.mark.parametrize("name", STORES)
+def test_a_store_does_what_the_store_in_memory_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "anchors" in name:
+        for setting in ("EVERY", "AT_SEGMENT", "SHARE"):
+            monkeypatch.setattr(anchors, setting, 0)
+    make = STORES[name]
     machine = type("Machine", (StoreMachine,), {"make": staticmethod(make)})
     run_state_machine_as_test(
         machine,

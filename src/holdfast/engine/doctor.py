@@ -25,10 +25,12 @@ _LOOKS = 5
 
 async def examine(store: Store, looked_at: Callable[[str], object] = lambda run: None) -> AsyncIterator[Problem]:
     """Every problem of the store, those of its own structure first; `looked_at` is told of every run."""
+    told: dict[str, list[str]] = {}
     try:
         for run, text in await store.inspect():
             if run is not None:
                 looked_at(run)  # a list may leave it out
+                told.setdefault(run, []).append(text)
             yield Problem(run, None, text)
     except Exception as error:  # a tampered store may make anything fail: that is a finding, not a reason to stop
         yield _broken(None, "its structure cannot be checked", error)
@@ -41,20 +43,22 @@ async def examine(store: Store, looked_at: Callable[[str], object] = lambda run:
             return
         for head in heads:
             looked_at(head.id)
-            for problem in await _examine_run(store, head):
+            for problem in await _examine_run(store, head, told.get(head.id, [])):
                 yield problem
         if len(heads) < _PAGE:
             return
         query = replace(query, after=(heads[-1].created_at, heads[-1].id))
 
 
-async def _examine_run(store: Store, head: Head) -> list[Problem]:
+async def _examine_run(store: Store, head: Head, told: list[str]) -> list[Problem]:
     problems: list[Problem] = []
     for _ in range(_LOOKS):
         try:
             problems = await _Checkup(store, head).problems()
             again = (await store.read_heads([head.id]))[0] if problems else head
         except Exception as error:
+            if isinstance(error, StoreDamagedError) and any(text.startswith(error.problem) for text in told):
+                return []  # the store's own check has found that already
             return [_broken(head.id, "it cannot be read", error)]
         if again == head:
             break

@@ -8,13 +8,15 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from holdfast.core.record import Ledger
 from holdfast.errors import StoreDamagedError
 from holdfast.model import Commit, Entry, Head, Mail
 from holdfast.store.files import lines
+from holdfast.store.files.anchors import is_due
 from holdfast.store.files.disk import Disk, NotPlainError, Stamp, stamp
-from holdfast.store.files.lines import LogLine, MailLine
+from holdfast.store.files.lines import Anchor, LogLine, MailLine
 from holdfast.store.files.reader import BrokenLineError, LineFile
 
 LOG, INBOX = "log.jsonl", "inbox.jsonl"
@@ -23,14 +25,22 @@ _log_lines = msgspec.json.Decoder(LogLine)
 _mail_lines = msgspec.json.Decoder(MailLine)
 L = TypeVar("L")
 Stamps = tuple[Stamp | None, Stamp | None]
+Place = tuple[int, str, int]
+"""Offset of a line, and the checksum and the seq before it."""
+Index = list[tuple[int, int, str]]
+"""Last seq, offset and checksum before, of lines with entries."""
 
 
 class RunFolder:
-    """What is known of one run. Each method is given the run's open and locked folder."""
+    """What is known of one run. Each method is given the run's open and locked folder.
 
-    def __init__(self, run: str, disk: Disk) -> None:
+    The log is read from its last anchor on, and what lies before that when somebody wants those entries. With
+    `whole` all of it is read, and every anchor held against what the lines before it come to.
+    """
+
+    def __init__(self, run: str, disk: Disk, *, whole: bool = False) -> None:
         self.run = run
-        self._disk = disk
+        self._disk, self._whole = disk, whole
         self._log, self._inbox = LineFile(run, LOG), LineFile(run, INBOX)
         self.forget()
 
@@ -38,10 +48,12 @@ class RunFolder:
         """Know nothing, so that everything is read again."""
         self._log.forget()
         self._inbox.forget()
-        self.begun = False  # whether the log's first line was read, which has the head
+        self.begun = False  # whether the first line was read, or an anchor: they have the head
         self.ledger = Ledger(Head(id=self.run, flow="", status=""))
         self._letters = 0  # how many pieces of mail the inbox holds, taken ones included
-        self._lines: list[tuple[int, int, str]] = []  # last seq, offset and checksum before, of lines with entries
+        self._start: Place = (0, self._log.first_check, 0)  # of the oldest line that is known of
+        self._lines: Index = []  # from there on
+        self._anchored = 0  # offset of the last anchor
         self._damage: tuple[Stamps, StoreDamagedError] | None = None
 
     def torn(self, file: str) -> int:
@@ -73,7 +85,7 @@ class RunFolder:
 
     def _read(self, folder: int) -> None:
         with self._damage_named():
-            if not self.begun or self._log.was_replaced(folder) or self._inbox.was_replaced(folder):
+            if not self.begun or self._damage or self._log.was_replaced(folder) or self._inbox.was_replaced(folder):
                 self.forget()
             try:
                 self._read_new(folder)
@@ -85,9 +97,17 @@ class RunFolder:
     def _read_new(self, folder: int) -> None:
         # The inbox first: a line of the log takes only mail that was posted before it.
         self._inbox.read_new(folder, self._take_mail)
+        if not self.begun and not self._whole and (anchor := self._log.find_anchor(folder)):
+            self._begin_at(anchor)
         self._log.read_new(folder, self._take_line)
         if not self.begun:
             raise BrokenLineError(LOG, "its first line is missing")
+
+    def _begin_at(self, anchor: Anchor) -> None:
+        self._log.begin_at(anchor.at, anchor.after, anchor.line)
+        self._start = (anchor.at, anchor.after, anchor.seq)
+        self.ledger.head, self.ledger.first = lines.anchored_head(anchor), anchor.first
+        self.begun = True
 
     def _take_mail(self, payload: bytes, offset: int, before: str) -> None:
         line = _decoded(_mail_lines, payload, INBOX)
@@ -108,38 +128,60 @@ class RunFolder:
             self.begun = True
         elif line.head is not None or not self.begun:
             raise BrokenLineError(LOG, "it does not begin with the head of this run")
-        ledger = self.ledger
-        if line.inbox is not None:
-            mark = line.inbox
-            ledger.inbox = [mail for mail in ledger.inbox if mail.id > mark.last or mail.id in mark.waiting]
+        ledger, mark = self.ledger, line.inbox
+        if line.anchor is not None:
+            self._check_anchor(line.anchor, offset, before)
+            self._anchored, mark = offset, line.anchor.inbox
+        if mark is not None:
+            waiting = set(mark.waiting)
+            ledger.inbox = [mail for mail in ledger.inbox if mail.id > mark.last or mail.id in waiting]
+            ledger.last_mail = max(ledger.last_mail, mark.last)  # ids that a power cut took back are not given again
         if line.claim is not None:
             ledger.take_over(line.claim)
-        seqs = [text.seq for text in line.entries]
-        if seqs != list(range(ledger.head.seq + 1, ledger.head.seq + 1 + len(seqs))):
-            raise BrokenLineError(LOG, "its entries do not follow each other")
-        if seqs:
-            self._lines.append((seqs[-1], offset, before))
+        _note_line(self._lines, line, (offset, before, ledger.head.seq))
         ledger.apply(lines.commit_of(self.run, line))
+
+    def _check_anchor(self, anchor: Anchor, offset: int, before: str) -> None:
+        found = (anchor.at, anchor.after, anchor.first, lines.anchored_head(anchor))
+        if found != (offset, before, self.ledger.first, self.ledger.head):
+            raise BrokenLineError(LOG, "an anchor is not what the lines before it come to")
 
     def read_entries(
         self, folder: int, after: int = 0, upto: int | None = None, limit: int | None = None
     ) -> list[Entry]:
         """The entries with after < seq <= upto; at most the first `limit`. Raises StoreDamagedError."""
-        start = bisect_left(self._lines, after + 1, key=lambda line: line[0])
         end = self.ledger.head.seq if upto is None else min(upto, self.ledger.head.seq)
         if limit is not None:
             end = min(end, max(after, self.ledger.first - 1) + limit)  # seqs have no gaps
         found: list[Entry] = []
-        if start == len(self._lines) or end <= after:
+        if end <= after:
             return found
-        _, offset, check = self._lines[start]
         with self._damage_named():
-            for payload in self._log.read_from(folder, offset, check):
+            self._reach_back(folder, after)
+            _, offset, check = self._lines[bisect_left(self._lines, after + 1, key=lambda line: line[0])]
+            for payload, _, _ in self._log.read_from(folder, offset, check):
                 texts = _decoded(_log_lines, payload, LOG).entries
                 found += [lines.entry_of(text) for text in texts if after < text.seq <= end]
                 if texts and texts[-1].seq >= end:
                     break
         return found
+
+    def _reach_back(self, folder: int, after: int) -> None:
+        """Know all lines with entries behind `after`, from the next older anchor on. Raises BrokenLineError."""
+        offset, _, seq = self._start
+        if offset == 0 or after >= seq:
+            return
+        found = self._log.find_anchor(folder, offset, after)
+        start = (found.at, found.after, found.seq) if found else (0, self._log.first_check, self.ledger.first - 1)
+        index: Index = []
+        last = start[2]
+        try:
+            for payload, at, before in self._log.read_from(folder, *start[:2], offset):
+                last = _note_line(index, _decoded(_log_lines, payload, LOG), (at, before, last))
+        except BrokenLineError as error:
+            error.seq = last + 1
+            raise
+        self._start, self._lines = start, index + self._lines
 
     # Writing
 
@@ -157,12 +199,18 @@ class RunFolder:
         self._append_line(folder, line, after, "claim")
 
     def _append_line(self, folder: int, line: LogLine, after: Ledger, point: str) -> None:
-        data, check = lines.seal(line, self._log.check)
+        log, ledger = self._log, self.ledger
+        at_segment = line.change is not None and line.change.base is not UNSET
+        if is_due(log.good - self._anchored, ledger.head, len(ledger.inbox), at_segment=at_segment):
+            line.anchor = lines.anchor_text(ledger, after=log.check, at=log.good, line=log.last)
+        data, check = lines.seal(line, log.check)
         with self._forgotten_on_failure():
-            to = self._disk.append(folder, LOG, data, self._log.good, point)
+            to = self._disk.append(folder, LOG, data, log.good, point)
+        if line.anchor is not None:
+            self._anchored = log.good
         if line.entries:
-            self._lines.append((after.head.seq, self._log.good, self._log.check))
-        self._log.moved_on(to, check)
+            self._lines.append((after.head.seq, log.good, log.check))
+        log.moved_on(to, check)
         self.ledger = after
 
     def write_mail(self, folder: int, mail: Mail) -> None:
@@ -176,7 +224,8 @@ class RunFolder:
 
     def _rewrite(self, folder: int, commits: Sequence[Commit], after: Ledger) -> None:
         """Write the log anew from its new first entry on, and then the inbox without what was taken."""
-        log = self.new_log(commits, after, self.read_entries(folder))
+        oldest = min(commit.rebase.seq for commit in commits if commit.rebase is not None)
+        log = self.new_log(commits, after, self.read_entries(folder, oldest))
         with self._forgotten_on_failure():
             self._disk.replace(folder, LOG, log, "commit")
         if self._letters > len(after.inbox):
@@ -195,8 +244,8 @@ class RunFolder:
             kept += commit.entries
             if commit.rebase is not None:
                 kept = [commit.rebase, *(entry for entry in kept if entry.seq > commit.rebase.seq)]
-        mark = lines.InboxMark(after.last_mail, [mail.id for mail in after.inbox])
-        first = LogLine(head=lines.head_text(after.head), inbox=mark, entries=[lines.entry_text(kept[0])])
+        head, mark = lines.head_text(after.head), lines.inbox_mark(after)
+        first = LogLine(head=head, inbox=mark, entries=[lines.entry_text(kept[0])])
         rest = (LogLine(entries=[lines.entry_text(entry)]) for entry in kept[1:])
         return lines.seal_all([first, *rest], self._log.first_check)
 
@@ -217,10 +266,21 @@ class RunFolder:
         try:
             yield
         except BrokenLineError as error:
-            seq = self.ledger.head.seq + 1 if error.file == LOG else None
+            seq = (error.seq or self.ledger.head.seq + 1) if error.file == LOG else None
             raise StoreDamagedError(self.run, seq, str(error)) from None
         except NotPlainError as error:
             raise StoreDamagedError(self.run, None, str(error)) from None
+
+
+def _note_line(index: Index, line: LogLine, place: Place) -> int:
+    """Put a line into the index if it has entries, which must follow those before it; gives the last seq."""
+    offset, before, last = place
+    seqs = [text.seq for text in line.entries]
+    if seqs != list(range(last + 1, last + 1 + len(seqs))):
+        raise BrokenLineError(LOG, "its entries do not follow each other")
+    if seqs:
+        index.append((seqs[-1], offset, before))
+    return last + len(seqs)
 
 
 def _decoded(decoder: msgspec.json.Decoder[L], payload: bytes, file: str) -> L:

@@ -3,9 +3,11 @@
     {"check":"52b0…","head":{"id":"report-1",…},"entries":[{"seq":1,"kind":"created",…}]}   a new run
     {"check":"9d1f…","entries":[…],"change":{"status":"waiting"},"take":[3]}                 a commit
     {"check":"c07a…","claim":"b0b000000000001","fence":2}                                     a claim
+    {"check":"e4f8…","anchor":{"after":"c07a…","at":65731,"head":{…},…},"entries":[…]}        one with an anchor
 
 The checksum covers the line and the checksum before it, and the first one starts from the run's id. So a
-line that was changed, moved, dropped, doubled or brought in from another run does not fit.
+line that was changed, moved, dropped, doubled or brought in from another run does not fit. An anchor says
+what the lines before it come to, so that the log can be read from there (see `anchors`).
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
+from holdfast.core.record import Ledger
 from holdfast.model import Commit, Entry, Head, HeadChange, Mail
 
-_START, _CHECK_END = b'{"check":"', 26
+_START, CHECK_END = b'{"check":"', 26
 _BYTES = b'{"$bytes":"'  # marks what cannot stand in a line as it is
 _DERIVED = frozenset({"owned", "seq", "cursor", "updated_at"})  # the last entry says these
 _RAW = frozenset({"metadata", "info", "error", "cursor", "body"})
@@ -82,15 +85,33 @@ class EntryText(msgspec.Struct):
 
 
 class InboxMark(msgspec.Struct):
-    """How the inbox stood when a log was rewritten, since the lines that took mail are gone from it."""
+    """How the inbox stood, for whoever does not read the lines that took mail from it."""
 
     last: int
     waiting: list[int]
 
 
+class Anchor(msgspec.Struct):
+    """What the lines before this one come to."""
+
+    after: str
+    """The checksum of the line before."""
+    at: int
+    """Where this line stands in the file, in bytes."""
+    line: int
+    """Where the line before stands."""
+    first: int
+    seq: int
+    cursor: Raw
+    updated_at: float
+    head: HeadText
+    inbox: InboxMark
+
+
 class LogLine(msgspec.Struct, omit_defaults=True):
     """One line of a log."""
 
+    anchor: Anchor | None = None  # first, so that it can be found without reading the line
     head: HeadText | None = None
     inbox: InboxMark | None = None
     claim: str | None = None
@@ -134,11 +155,16 @@ def seal_all(file: Iterable[LogLine | MailLine], before: str) -> bytes:
 
 def unseal(line: bytes, before: str) -> tuple[bytes, str] | None:
     """What the line holds, and its checksum for the next one; None when it is not what was written there."""
-    if not line.startswith(_START) or line[_CHECK_END : _CHECK_END + 2] != b'",' or line[-1:] != b"\n":
+    if not line.startswith(_START) or line[CHECK_END : CHECK_END + 2] != b'",' or line[-1:] != b"\n":
         return None
-    payload = b"{" + line[_CHECK_END + 2 : -1]
+    payload = b"{" + line[CHECK_END + 2 : -1]
     check = _digest(before, payload)
-    return (payload, check) if line[len(_START) : _CHECK_END] == check.encode() else None
+    return (payload, check) if line[len(_START) : CHECK_END] == check.encode() else None
+
+
+def begins_with_check(line: bytes, check: str) -> bool:
+    """Whether the line says that this is its checksum."""
+    return line[:CHECK_END] == _START + check.encode()
 
 
 def _digest(before: str, payload: bytes) -> str:
@@ -189,6 +215,24 @@ def head_text(head: Head) -> HeadText:
 def head_of(text: HeadText, *, seq: int) -> Head:
     """The head that was written, with the log at `seq`."""
     return Head(seq=seq, **_records(asdict(text)))
+
+
+def inbox_mark(ledger: Ledger) -> InboxMark:
+    """How the inbox stands."""
+    return InboxMark(ledger.last_mail, [mail.id for mail in ledger.inbox])
+
+
+def anchor_text(ledger: Ledger, *, after: str, at: int, line: int) -> Anchor:
+    """The anchor to be written at that place."""
+    head = ledger.head
+    cursor, mark = embed(head.cursor), inbox_mark(ledger)
+    return Anchor(after, at, line, ledger.first, head.seq, cursor, head.updated_at, head_text(head), mark)
+
+
+def anchored_head(anchor: Anchor) -> Head:
+    """The head that was written with an anchor."""
+    head = head_of(anchor.head, seq=anchor.seq)
+    return replace(head, cursor=unembed(anchor.cursor), updated_at=anchor.updated_at)
 
 
 def change_text(change: HeadChange) -> ChangeText:

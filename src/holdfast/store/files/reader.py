@@ -6,12 +6,19 @@ import os
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
+from holdfast.store.files.anchors import anchors_before
 from holdfast.store.files.disk import Stamp, open_file, stamp
-from holdfast.store.files.lines import first_check, unseal
+from holdfast.store.files.lines import Anchor, first_check, unseal
+
+Line = tuple[bytes, int, str]
+"""What a line holds, its offset, and the checksum before it."""
 
 
 class BrokenLineError(Exception):
     """A line is not what was written there, and it is not a write that was cut short."""
+
+    seq: int | None = None
+    """The first entry that cannot be trusted, where that is not the next one to be read."""
 
     def __init__(self, file: str, problem: str) -> None:
         self.file = file
@@ -22,20 +29,25 @@ class LineFile:
     """How far this process has read one file of sealed lines. Use it with the folder's lock held."""
 
     def __init__(self, run: str, name: str) -> None:
-        self.name = name
+        self._run, self.name = run, name
         self.first_check = first_check(run, name)
         self.forget()
 
     def forget(self) -> None:
         """Begin again with the first line."""
-        self.check = self.first_check
-        self.good = 0  # where the good part ends and the next line goes
         self.torn = 0  # how many bytes of an unfinished write stand after the good part
         self._stamp: Stamp | None = None
+        self.begin_at(0, self.first_check, 0)
+
+    def begin_at(self, offset: int, check: str, last: int) -> None:
+        """Read on from the line at `offset`; `check` is the checksum before it, `last` where the line before stands."""
+        self.good, self.check = offset, check  # where the good part ends and the next line goes
+        self.last = last
 
     def moved_on(self, to: Stamp, check: str) -> None:
         """Take in a line that this process has just appended."""
-        self._stamp, self.good, self.check, self.torn = to, to[1], check, 0
+        self._stamp, self.torn = to, 0
+        self.begin_at(to[1], check, self.good)
 
     def is_current(self, folder: int) -> bool:
         """Whether everything in the file has been read. Raises NotPlainError."""
@@ -64,7 +76,7 @@ class LineFile:
                     self.torn = now[1] - self.good
                     break
                 take(found[0], self.good, self.check)
-                self.good, self.check = self.good + len(line), found[1]
+                self.begin_at(self.good + len(line), found[1], self.good)
         self._stamp = now
 
     def _judge(self, line: bytes, file: BinaryIO) -> None:
@@ -76,13 +88,24 @@ class LineFile:
         if line.endswith(b"\n") and (file.read(1) or b"\0" not in line):
             raise BrokenLineError(self.name, "a line does not match its checksum")
 
-    def read_from(self, folder: int, offset: int, check: str) -> Iterator[bytes]:
-        """What the lines from `offset` on hold; `check` is the checksum before them. Raises BrokenLineError."""
+    def read_from(self, folder: int, offset: int, check: str, end: int | None = None) -> Iterator[Line]:
+        """The lines from `offset` to `end`, or to where the good part ends; `check` is the checksum before them.
+
+        Raises BrokenLineError.
+        """
         with os.fdopen(open_file(folder, self.name), "rb") as file:
             file.seek(offset)
-            while offset < self.good:
+            while offset < (self.good if end is None else end):
                 line = file.readline()
                 if (found := unseal(line, check)) is None:
                     raise BrokenLineError(self.name, "a line does not match its checksum")
-                yield found[0]
+                yield found[0], offset, check
                 offset, check = offset + len(line), found[1]
+
+    def find_anchor(self, folder: int, end: int | None = None, seq: int | None = None) -> Anchor | None:
+        """The last anchor before offset `end` that stands at `seq` or before."""
+        if (now := stamp(folder, self.name)) is None:
+            return None
+        with os.fdopen(open_file(folder, self.name), "rb") as file:
+            found = anchors_before(file, now[1] if end is None else end, self._run)
+            return next((anchor for anchor in found if seq is None or anchor.seq <= seq), None)

@@ -40,7 +40,8 @@ class FilesStore(Store):
     line has a checksum. A write that power loss cut short is cut off by the next one and told by
     `inspect`. A run that is damaged otherwise raises StoreDamagedError when it is read, is left out of
     lists and claims with one warning in the log, and its commits are refused as STALE when others are in
-    the same batch.
+    the same batch. Its head is read from the last anchor in the log on: damage before that is told to those who
+    read the entries there, and by `inspect`.
 
     `durability="power"`: what is committed survives power loss. `durability="process"`: it survives the
     process, but a power cut may take back the last commits or damage the runs that were written last.
@@ -184,7 +185,10 @@ class FilesStore(Store):
         for head in select(free, query):
             try:
                 claim = self._claim_run(head.id, query, owner, live)
-            except StoreDamagedError:
+            except StoreDamagedError as error:
+                if query.ids == (head.id,):  # who asks for this very run is told
+                    raise
+                self._leave_out(head.id, error)
                 continue
             except OSError:
                 if claims:  # the caller owns these already and must know it
@@ -203,12 +207,12 @@ class FilesStore(Store):
             before = _seen(known.ledger.head, live)
             if not may_claim(before, owner) or not matches(before, query, bool(known.ledger.inbox)):
                 return None
+            entries = known.read_entries(folder, before.base - 1)  # when they are damaged, nothing is written
             after = known.ledger.copy()
             after.take_over(owner)
             self._note_cut(known, LOG)
             known.write_claim(folder, after)
             self._note()
-            entries = known.read_entries(folder, after.head.base - 1)
             return Claim(_seen(after.head, live), tuple(entries), tuple(after.inbox))
 
     async def post_mail(self, run: str, mail: Mail) -> Posted:
@@ -272,12 +276,15 @@ class FilesStore(Store):
             except InvalidIdError:
                 continue
             except StoreDamagedError as error:
-                if run not in self._told:
-                    self._told.add(run)
-                    log.warning("holdfast: left out: %s", error)
+                self._leave_out(run, error)
                 continue
             if found is not None:
                 yield found
+
+    def _leave_out(self, run: str, error: StoreDamagedError) -> None:
+        if run not in self._told:
+            self._told.add(run)
+            log.warning("holdfast: left out: %s", error)
 
     def _head(self, run: str, live: frozenset[str]) -> tuple[Head, bool] | None:
         with self._locked(run, exclusive=False) as found:
@@ -305,7 +312,7 @@ class FilesStore(Store):
         return list(self._cut) + await asyncio.to_thread(work)
 
     def _inspect_run(self, root: int, run: str) -> list[tuple[str | None, str]]:
-        known = RunFolder(run, self._disk)
+        known = RunFolder(run, self._disk, whole=True)
         try:
             with _named(run), locked_folder(root, folder_name(run), exclusive=False) as folder:
                 if folder is not None:
