@@ -226,14 +226,19 @@ async def test_the_place_of_a_call_is_taken_when_it_is_called_not_awaited(lives:
 
 
 async def test_branches_in_a_task_group_are_found_again(lives: Lives) -> None:
-    tool, once = Tool(), Once()
+    tool, once, finished, others = Tool(), Once(), list[str](), asyncio.Event()
 
     async def branch(name: str) -> str:
         await asyncio.sleep(0)
         first = await call(tool.use, name)
         if name == "b":
+            await others.wait()  # what is under way at the cut may be done again
             await once.wait()
-        return first + await call(tool.use, name * 2)
+        both = first + await call(tool.use, name * 2)
+        finished.append(name)
+        if {"a", "c"} <= set(finished):
+            others.set()
+        return both
 
     @flow
     async def grouped() -> list[str]:
