@@ -435,7 +435,7 @@ async def test_two_asks_of_which_one_times_out_while_the_other_waits_on(
 
 
 async def test_an_ask_given_up_by_the_code_around_it_is_not_open_any_more(make_runtime: MakeRuntime) -> None:
-    gate = asyncio.Event()
+    gate, patience_ends = asyncio.Event(), asyncio.Event()
 
     async def busy() -> str:
         await gate.wait()
@@ -444,17 +444,18 @@ async def test_an_ask_given_up_by_the_code_around_it_is_not_open_any_more(make_r
     @flow
     async def body() -> list[Any]:
         async def impatient() -> str:
-            try:
-                async with asyncio.timeout(0.01):
-                    return str(await ask("Quick?"))
-            except TimeoutError:
-                return "gave up"
+            asking = asyncio.ensure_future(ask("Quick?"))
+            await patience_ends.wait()
+            asking.cancel()
+            await asyncio.wait({asking})
+            return "gave up" if asking.cancelled() else str(asking.result())
 
         return [*await asyncio.gather(impatient(), call(busy)), await ask("And now?")]
 
     async with make_runtime() as rt:
         handle = await rt.start(body, id="r1")
         (question,) = await until_asked(rt, "r1")
+        patience_ends.set()
         await until_asked(rt, "r1", 0)
         with pytest.raises(AnsweredError):
             await rt.answer("r1", "late", ask=question.id)
