@@ -102,6 +102,18 @@ class Scope(Protocol):
         """What the calling thread serves to do the work of a call itself."""
         ...
 
+    def begin_here(self, place: Place) -> Frame | None:
+        """The frame for a call that the calling thread makes at once; None when the loop has to look it up first."""
+        ...
+
+    def given_up_here(self, frame: Frame) -> None:
+        """Such a call has no outcome: the run was let go in it."""
+        ...
+
+    def conclude(self, place: Place, work: Any, frame: Frame, outcome: tuple[bool, Any]) -> Coroutine[Any, Any, Any]:
+        """Journal what came of it, (True, a value) or (False, an error), and give or raise that."""
+        ...
+
     def wait(self, place: Place, body: dict[str, Any], declared: Any, default: Any) -> Coroutine[Any, Any, Any]:
         """What the run waits for: an answer, a message, a moment, a child's result."""
         ...

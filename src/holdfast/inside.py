@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
-from holdfast.context import Frame, Place, Suspended, here, refuse_in_pool
+from holdfast.context import Frame, Place, Suspended, enter, here, leave, refuse_in_pool
 from holdfast.core.answers import schema_tree
 from holdfast.core.ids import check_id
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import UsageError, WrongKindError
+from holdfast.faults import fault
 from holdfast.work import OnDoubt, Work, as_work, check_name
 
 P = ParamSpec("P")
@@ -140,8 +141,26 @@ def call_blocking(work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     # A thread that waits for a timeout cannot do the work itself. One of the very executor that is asked for does:
     # it might wait for itself otherwise.
     own = work.timeout is None and not work.is_async and work.executor in (None, frame.executor)
+    if own and work.retry is None and work.on_doubt == "retry" and (inner := frame.scope.begin_here(place)) is not None:
+        return _call_here(inner, place, work, args, kwargs)
     lane = frame.scope.lane() if own else None
     return in_thread(frame, frame.scope.call(place, work, args, kwargs, lane), lane)
+
+
+def _call_here(inner: Frame, place: Place, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a call that the calling thread makes at once; only what came of it goes to the loop."""
+    scope, token = place.frame.scope, enter(inner)
+    try:
+        fault("call.begins")
+        outcome = True, work.fn(*args, **kwargs)
+    except Suspended:
+        scope.given_up_here(inner)
+        raise
+    except BaseException as error:
+        outcome = False, error
+    finally:
+        leave(token)
+    return in_thread(place.frame, scope.conclude(place, work, inner, outcome))
 
 
 def frame_in_thread(verb: str) -> Frame | None:

@@ -68,6 +68,8 @@ class Journal:
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
         self._asked: set[str] = set()
+        self.replays = False
+        """Whether calls may be found: the body, or a part of it, has run before."""
         self._failed: set[str] = set()
         self._mixed: set[str] = set()
         """The calls of each step that were made in another order than before."""
@@ -95,6 +97,7 @@ class Journal:
                 journal.new_attempt()
             elif entry.kind in _KEPT:
                 journal.add(entry.kind, entry.seq, read_body(run, entry))
+        journal.replays = bool(journal._records)
         return journal if journal._records or journal._chunks or journal._failed else None
 
     def add(self, kind: str, seq: int, body: dict[str, Any]) -> None:
@@ -177,6 +180,7 @@ class Journal:
                 del self._records[key]
                 self._failed.add(key)
         self.begin_again(path)
+        self.replays = True
 
     def failed_before(self, key: str) -> bool:
         """Whether an attempt that has failed saw this fail."""
@@ -202,6 +206,7 @@ class Journal:
         self.begin_again()
         self._before &= self._chunks.keys()
         self._mixed.clear()
+        self.replays = bool(self._records)
         self._alike = None
 
     def _of_step(self, step: int) -> list[str]:

@@ -21,7 +21,7 @@ from holdfast.core.answers import answer_value
 from holdfast.core.failures import describe, failure_of, failure_tree
 from holdfast.core.journal import Record
 from holdfast.core.retry import RetryPolicy
-from holdfast.engine.hands import StepRaised, within
+from holdfast.engine.hands import StepRaised, finished, within
 from holdfast.errors import CallFailedError, CallInDoubtError, HoldfastError, StepTimeoutError
 from holdfast.faults import fault
 from holdfast.model import Kind
@@ -66,12 +66,17 @@ class Calling:
         """What is stored of a value."""
         self.unpack: Callable[[Any], Any] = _same
         """The value of what was stored."""
+        self.made: tuple[Frame, bool, Any] | None = None
+        """The frame of a call that the calling thread has made already, and what came of it."""
         self.otherwise: Any = None
         """What a result that a person gives is meant as, if not as what the function says it returns."""
 
     async def result(self) -> Any:
         """What the function returns or raises, now or when it was called before."""
         self._host.declare(self._work.returns)
+        if self.made is not None:
+            self._host.journal.find(self._place.key)
+            return await self._make()
         key, record = self._host.journal.locate(self._place.key, self._place.args)
         if key != self._place.key:
             self._place = replace(self._place, key=key)
@@ -155,6 +160,10 @@ class Calling:
     def _begin(self) -> Frame:
         """The frame of an attempt, which is under way from now on."""
         place = self._place
+        if self.made is not None:
+            self._scope.began(self.made[0])
+            self._scope.here.remove(self.made[0])
+            return self.made[0]
         frame = place.frame.inside(f"{place.key}/", place.key)
         frame.firm = self._work.on_doubt != "retry"
         self._scope.began(frame)
@@ -207,6 +216,9 @@ class Calling:
 
     async def _once(self, frame: Frame) -> Any:
         host, work = self._host, self._work
+        if self.made is not None:
+            (_, fine, value), self.made = self.made, None
+            return await finished(value, frame, fine=fine)
         fault("call.begins")
         doing = host.hands.do_call(work, self._args, self._kwargs, frame, self._lane)
         if self._timeout is None:

@@ -173,6 +173,13 @@ def _no_stop_iteration() -> RuntimeError:
     return RuntimeError("the step raised StopIteration")
 
 
+async def finished(outcome: Any, frame: Frame, *, fine: bool) -> Any:
+    """What came of a function that a thread has called already."""
+    if not fine:
+        raise StepRaised(outcome)
+    return await _finished(outcome, frame)
+
+
 async def _finished(result: Any, frame: Frame) -> Any:
     """What a `def` function returned; if that is to be awaited, what comes of it."""
     if not inspect.isawaitable(result):

@@ -53,6 +53,8 @@ class StepScope(msgspec.Struct, eq=False):
     unspawned: bool = False
     """Whether a child could not be started because this process begins nothing any more: the run has to leave."""
     waits: Waits | None = None
+    here: list[Frame] = []
+    """The calls that threads of the body make themselves and that the loop does not count yet."""
     root: Any = None
 
     def __post_init__(self) -> None:
@@ -140,6 +142,30 @@ class StepScope(msgspec.Struct, eq=False):
         """The result of the function: found in the journal, or made and journaled."""
         await self.joined(place.frame)
         return await Calling(self, place, work, args, kwargs, lane=lane).result()
+
+    def begin_here(self, place: Place) -> Frame | None:
+        """The frame for a call that the calling thread makes at once; None when the loop has to look it up first.
+
+        Called by threads: what it does to the scope is one operation that no other thread can come between.
+        """
+        host, above = self.host, place.frame
+        if self.closed or above.over or host.holds_calls or (host.journaled and host.journal.replays):
+            return None
+        frame = above.inside(f"{place.key}/", place.key)
+        frame.threaded, frame.executor = True, above.executor
+        self.here.append(frame)
+        return frame
+
+    def given_up_here(self, frame: Frame) -> None:
+        """Such a call has no outcome: the run was let go in it."""
+        self.here.remove(frame)
+
+    async def conclude(self, place: Place, work: Work, frame: Frame, outcome: tuple[bool, Any]) -> Any:
+        """Journal what came of it, and give or raise that."""
+        await self.joined(place.frame)
+        making = Calling(self, place, work, (), {})
+        making.made = frame, *outcome
+        return await making.result()
 
     def lane(self) -> Lane:
         """What the calling thread serves to do the work of a call itself."""

@@ -329,6 +329,8 @@ class Waits:
         waiting = self._parked or self._held or self._given_up
         if self._scope.closed or self._scope.busy or self._background or not waiting:
             return False
+        if any(not frame.parked for frame in self._scope.here):
+            return False
         return not any(parked.ending for parked in self._parked.values())
 
     def _let_go(self) -> None:
