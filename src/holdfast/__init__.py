@@ -12,6 +12,7 @@ from holdfast.blocking import run
 from holdfast.context import RunContext, current_run
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
+from holdfast.emitting import emit, progress
 from holdfast.errors import HoldfastError
 from holdfast.flows.agent import Agent, Phase
 from holdfast.flows.base import Step, step
@@ -21,7 +22,7 @@ from holdfast.flows.moves import End, Goto, Handover, Terminate
 from holdfast.flows.pipeline import Pipeline
 from holdfast.flows.team import Strategy, Team
 from holdfast.flows.tools import Tool, tool
-from holdfast.inside import Child, ask, call, emit, progress, receive, sleep, spawn
+from holdfast.inside import Child, ask, call, receive, sleep, spawn
 from holdfast.model import Ask, Checkpoint, Event, Run, RunStatus
 from holdfast.runtime import RunHandle, Runtime
 

@@ -1,8 +1,8 @@
-"""The verbs for code inside a run: call, ask, receive, sleep, spawn, emit, progress.
+"""The verbs for code inside a run that give something: call, ask, receive, sleep, spawn.
 
 Each takes its place in the journal the moment it is called, not when it is awaited, and gives a coroutine;
 `in_thread` makes the blocking one for `def` bodies of it. Outside of a run `call` is a plain call, `sleep` a
-plain sleep, and `emit` and `progress` do nothing, so that functions can be tested by calling them.
+plain sleep, so that functions can be tested by calling them. `emit` and `progress` are in `emitting`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.core.ids import check_id
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import UsageError, WrongKindError
 from holdfast.faults import fault
-from holdfast.work import OnDoubt, Work, as_work, check_name
+from holdfast.work import OnDoubt, Work, as_work
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -366,41 +366,6 @@ def spawning(frame: Frame, flow: Any, input: Any, id: str | None, key: str | Non
     place = frame.take("spawn", frame.scope.digest((flow.name, input)), key if key is not None else id)
     child = frame.scope.child_id(place) if id is None else check_id(id)
     return place, child
-
-
-# Streams
-
-
-class Emitted:
-    """What `emit` gives: nothing needs to be done with it. Awaiting it waits while too much is unwritten."""
-
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
-        self._work = work
-
-    def __await__(self) -> Generator[Any, None, None]:
-        if self._work is not None:
-            yield from self._work().__await__()
-
-
-def emit(name: str, data: Any = None) -> Emitted:
-    """Add a chunk to the run's stream: seen live, kept in the log, in order, each once.
-
-    Works in async and `def` bodies alike, and returns at once; chunks are written in batches. A producer that
-    may be faster than the disk awaits the result; a thread waits here by itself.
-    """
-    frame = here()
-    if frame is None:
-        return Emitted(None)
-    return Emitted(frame.scope.emit(frame, check_name("a chunk", name), data))
-
-
-def progress(fraction: float, text: str | None = None) -> Emitted:
-    """Say how far the step is, from 0 to 1, for whoever watches the run; `run.progress` shows it."""
-    if type(fraction) not in (int, float) or not 0 <= fraction <= 1:
-        raise UsageError(f"progress({fraction!r}): it goes from 0 to 1")
-    if text is not None and type(text) is not str:
-        raise UsageError(f"progress({fraction!r}, text): it is a text, not {ascii(text)[:80]}")
-    return emit("progress", {"fraction": float(fraction), "text": text})
 
 
 call = Call()

@@ -14,7 +14,7 @@ For `def` bodies inside a run, the verbs: call, ask, receive, sleep, spawn, emit
 from holdfast.blocking.face import RunHandle, Runtime
 from holdfast.blocking.script import handing_back_on_signals, run
 from holdfast.blocking.verbs import Child, ask, call, receive, sleep, spawn
-from holdfast.inside import emit, progress
+from holdfast.emitting import emit, progress
 
 __all__ = [
     "Child",

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from holdfast.emitting import emit
 from holdfast.errors import ModelAnswerError
 from holdfast.flows.messages import Gathered, Nonsense, as_message, plain, with_ids
-from holdfast.inside import emit
 from holdfast.work import Work
 
 
