@@ -94,6 +94,40 @@ class RunWriter:
         """
         if self.closed:
             raise OwnershipLostError(self.run, self.fence)
+        while True:
+            commit, landed = self._prepared(marks, progress, extra, status, take, fields, drop_history, advances)
+            try:
+                reply = await self._committer.commit(commit)
+            except StoreError:
+                if progress is not None:  # the list goes on growing, and what was written holds only these
+                    landed.progress = Progress(progress.tree, progress.cursor, tuple(progress.steps))
+                self._in_doubt += (landed,)
+                raise
+            if reply.refused is None:
+                break
+            if reply.refused is not Refusal.GAP or not self._in_doubt:
+                self.closed = self.given_up = True
+                raise OwnershipLostError(self.run, self.fence)
+            # A commit that failed had reached the disk after all: count it, and write what is new.
+            progress = await self._settle_doubt(progress)
+        if self._in_doubt:
+            self._in_doubt = ()
+        self._count(landed)
+        self.heard_at = self._committer.loop.time()
+        return reply.mail
+
+    def _prepared(
+        self,
+        marks: Sequence[Mark],
+        progress: Progress | None,
+        extra: dict[str, Any] | None,
+        status: RunStatus | None,
+        take: tuple[int, ...],
+        fields: dict[str, Any],
+        drop_history: bool,
+        advances: bool,
+    ) -> tuple[Commit, _Landed]:
+        """The commit behind what the store is known to hold, and what is counted once it is there."""
         now, stepped = self._clock.now(), progress is not None
         entries, segment = self._entries(marks, progress, extra, now, whole=drop_history)
         rebase = _last_checkpoint(entries) if drop_history else None
@@ -112,35 +146,7 @@ class RunWriter:
             take=take,
             rebase=rebase,
         )
-        landed = _Landed(entries, change, progress, segment)
-        try:
-            reply = await self._committer.commit(commit)
-        except StoreError:
-            if progress is not None:  # the list goes on growing, and what was written holds only these
-                landed.progress = Progress(progress.tree, progress.cursor, tuple(progress.steps))
-            self._in_doubt += (landed,)
-            raise
-        if reply.refused is not None:
-            if reply.refused is Refusal.GAP and self._in_doubt:
-                # A commit that failed had reached the disk after all: count it, and write what is new.
-                progress = await self._settle_doubt(progress)
-                return await self.write(
-                    marks,
-                    progress=progress,
-                    extra=extra,
-                    status=status,
-                    take=take,
-                    drop_history=drop_history,
-                    advances=advances,
-                    **fields,
-                )
-            self.closed = self.given_up = True
-            raise OwnershipLostError(self.run, self.fence)
-        if self._in_doubt:
-            self._in_doubt = ()
-        self._count(landed)
-        self.heard_at = self._committer.loop.time()
-        return reply.mail
+        return commit, _Landed(entries, change, progress, segment)
 
     async def _settle_doubt(self, progress: Progress | None) -> Progress | None:
         """Count the one of the commits in doubt that the store holds; the progress that is left to write.
