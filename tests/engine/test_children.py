@@ -545,6 +545,7 @@ async def test_cancel_reaches_a_tree_that_is_live(make_runtime: MakeRuntime) -> 
         await gate.reached.wait()  # nobody has been let go yet
         await rt.cancel("g")
         await until(lambda: _all_cancelled(rt))
+        assert ran == []
 
 
 async def test_cancel_reaches_a_paused_child(make_runtime: MakeRuntime) -> None:
@@ -555,6 +556,7 @@ async def test_cancel_reaches_a_paused_child(make_runtime: MakeRuntime) -> None:
         await at(rt, "middle", "paused")
         await rt.cancel("g")
         await until(lambda: _all_cancelled(rt))
+        assert ran == []
 
 
 async def test_cancel_reaches_children_that_nobody_drives(
@@ -578,6 +580,7 @@ async def test_cancel_reaches_children_that_are_live_in_another_runtime(make_run
         await at(here, "g", "waiting")
         await here.cancel("g")
         await until(lambda: _all_cancelled(here))
+        assert ran == []
 
 
 async def test_cancel_reaches_a_child_that_is_only_just_being_started(make_runtime: MakeRuntime) -> None:
@@ -597,3 +600,4 @@ async def test_cancel_reaches_a_child_that_is_only_just_being_started(make_runti
         door.open.set()
         await at(rt, "p", "cancelled")
         await at(rt, "child", "cancelled")
+        assert ran == []

@@ -117,6 +117,7 @@ async def test_another_runtime_that_recovers_takes_a_run_up_that_was_let_go_else
             await until_status(rt, "r1", "waiting")
         await other.answer("r1", "go")
         await until_status(other, "r1", "completed")
+        assert await other.result("r1") == "launch: go"
 
 
 async def test_a_runtime_wakes_what_it_let_go_itself_also_when_the_answer_comes_from_elsewhere(
@@ -127,6 +128,7 @@ async def test_a_runtime_wakes_what_it_let_go_itself_also_when_the_answer_comes_
         await until_status(rt, "r1", "waiting")
         await stranger.answer("r1", "go")
         await until_status(stranger, "r1", "completed")
+        assert await stranger.result("r1") == "launch: go"
 
 
 async def test_a_crash_between_the_answer_and_its_use_loses_nothing(
