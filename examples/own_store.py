@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from holdfast import Pipeline, Runtime
 from holdfast.clock import Clock, SystemClock
-from holdfast.core.query import matches
-from holdfast.core.record import RunRecord, is_empty, may_claim, refusal
+from holdfast.core.query import claimable, select
+from holdfast.core.record import RunRecord, is_empty, refusal
 from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Reply
 from holdfast.store.base import Store
 from holdfast.store.changes import Changes
@@ -97,25 +97,28 @@ class TaskStore(Store):
     async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
         claims = []
         async with self._one_at_a_time:
-            free = [record for record in await self._matching(query) if may_claim(self._seen(record.head), owner)]
-            for record in free[: query.limit]:
+            records = await self._all()
+            for head in claimable(self._heads(records), query, owner):
+                record = records[head.id]
                 claim = record.claim(owner)
                 await self._save(record)
                 claims.append(replace(claim, head=self._seen(claim.head)))
         return claims
 
-    async def _matching(self, query: Query) -> list[RunRecord]:
-        """All runs that match, newest first."""
-        records = [msgspec.json.decode(task.data, type=RunRecord) for task in await self._table.list_tasks()]
-        found = [one for one in records if matches(self._seen(one.head), query, bool(one.inbox))]
-        return sorted(found, key=lambda one: (one.head.created_at, one.head.id), reverse=True)
+    async def _all(self) -> dict[str, RunRecord]:
+        found = [msgspec.json.decode(task.data, type=RunRecord) for task in await self._table.list_tasks()]
+        return {record.head.id: record for record in found}
+
+    def _heads(self, records: dict[str, RunRecord]) -> list[tuple[Head, bool]]:
+        """Each head with whether it has mail: what the rules of claims and lists are applied to."""
+        return [(self._seen(record.head), bool(record.inbox)) for record in records.values()]
 
     async def read_heads(self, ids: Sequence[str]) -> list[Head | None]:
         records = [await self._load(run) for run in ids]
         return [self._seen(record.head) if record else None for record in records]
 
     async def list_heads(self, query: Query) -> list[Head]:
-        return [self._seen(record.head) for record in (await self._matching(query))[: query.limit]]
+        return select(self._heads(await self._all()), query)
 
     async def read_entries(
         self, run: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
@@ -157,7 +160,7 @@ class TaskStore(Store):
         with self._leases_lock:
             return [replace(owner, alive=until > self._clock.now()) for owner, until in self._leases.values()]
 
-    async def wait_change(self, seen: int, timeout: float) -> int:
+    async def wait_change(self, seen: int, timeout: float, *, ready: bool = False) -> int:
         return await self._changes.wait(seen, timeout)
 
     async def inspect(self) -> list[tuple[str | None, str]]:

@@ -98,8 +98,8 @@ class WatchedStore(Store):
     async def list_owners(self) -> list[Owner]:
         return await self._pass().list_owners()
 
-    async def wait_change(self, seen: int, timeout: float) -> int:
-        return await self._pass().wait_change(seen, timeout)
+    async def wait_change(self, seen: int, timeout: float, *, ready: bool = False) -> int:
+        return await self._pass().wait_change(seen, timeout, ready=ready)
 
     async def inspect(self) -> list[tuple[str | None, str]]:
         return await self._pass().inspect()

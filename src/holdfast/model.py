@@ -94,6 +94,11 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wake_at: float | None = None
     expires_at: float | None = None
     parent: str | None = None
+    queue: str = "default"
+    priority: int = 0
+    """Of two runs in a queue the one with the higher number is taken first; it has 16 bits."""
+    key: str | None = None
+    """Whose run it is, where the flow limits how many of one key run at once."""
     metadata: bytes = b"{}"
     info: bytes = b"{}"
     """What the runtime needs to know of the run without its log: input digest, step names, total."""
@@ -197,6 +202,17 @@ class Owner(msgspec.Struct, frozen=True):
     """For people: host and process id."""
     alive: bool = True
     beat_at: float = 0.0
+    info: bytes = b"{}"
+    """What it says of itself, as JSON: which queues and flows it serves. A store never looks into it."""
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """How many runs of a flow may have a live owner at once; None is any number."""
+
+    flow: str
+    most: int | None = None
+    most_per_key: int | None = None
+    """The same for those of its runs that have the same key; runs without a key are not counted here."""
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,12 +229,24 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     created_before: float | None = None
     due_by: float | None = None
     """`wake_at` is at or before this."""
+    idle_by: float | None = None
+    """`wake_at` is None, or at or before this: the start of the run is not put off any longer."""
+    queues: tuple[str, ...] | None = None
+    owner: str | None = None
+    but: tuple[str, ...] = ()
+    """Ids that are left out."""
     expired_by: float | None = None
     """`expires_at` is at or before this."""
     has_mail: bool | None = None
     after: tuple[float, str] | None = None
     """(created_at, id) of the last run of the page before."""
     limit: int = 100
+    in_turn: bool = False
+    """Claim whose turn it is instead of the newest: fair between queues, then by priority, then by age.
+
+    Runs that have ended get no turn."""
+    limits: tuple[Limit, ...] = ()
+    """With `in_turn`: what would exceed one of these is left out, whoever else claims at the same time."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from holdfast.clock import Clock
-from holdfast.model import Claim, Commit, Head, HeadChange, Mail, Query, Reply
+from holdfast.model import Claim, Commit, Head, HeadChange, Limit, Mail, Query, Reply
 from holdfast.store.base import Store
 from holdfast.store.files import FilesStore, anchors
 from holdfast.store.memory import MemoryStore
@@ -76,7 +76,13 @@ queries = st.builds(
     due_by=st.sampled_from([None, None, 10.0]),
     has_mail=st.sampled_from([None, None, True, False]),
     after=st.sampled_from([None, None, (1002.0, "b"), (1003.0, "zzz")]),
+    idle_by=st.sampled_from([None, None, 10.0]),
+    queues=st.sampled_from([None, None, ("default",), ("default", "q")]),
+    owner=st.sampled_from([None, None, None, ALICE]),
+    but=st.sampled_from([(), (), ("a",)]),
     limit=st.sampled_from([1, 2, 100]),
+    in_turn=st.booleans(),
+    limits=st.sampled_from([(), (), (Limit("f", 1),), (Limit("f", 2, 1), Limit("g", None, 1))]),
 )
 
 
@@ -168,6 +174,9 @@ class StoreMachine(RuleBasedStateMachine):
             metadata=msgspec.json.encode(data.draw(st.dictionaries(st.sampled_from(["k", "l"]), scalars))),
             created_at=1000.0 + data.draw(small),
             wake_at=data.draw(times),
+            queue=data.draw(st.sampled_from(["default", "q", "é'"])),
+            priority=data.draw(st.sampled_from([0, 0, 7, -1])),
+            key=data.draw(st.sampled_from([None, "k1", "k2"])),
         )
         entries = tuple(entry(seq, fence=new.fence) for seq in range(1, 2 + data.draw(small)))
         change = data.draw(st.one_of(st.none(), changes))

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from holdfast.core.record import may_claim
+from holdfast.core.transitions import ENDED
+from holdfast.core.turns import in_turn
 from holdfast.model import Head, Query
 
 
@@ -18,6 +21,10 @@ def matches(head: Head, query: Query, has_mail: bool = False) -> bool:
     if query.parent is not None and head.parent != query.parent:
         return False
     if query.has_mail is not None and has_mail != query.has_mail:
+        return False
+    if query.queues is not None and head.queue not in query.queues:
+        return False
+    if head.id in query.but or (query.owner is not None and head.owner != query.owner):
         return False
     return (
         (query.states is None or _fits_states(head, query.states))
@@ -36,6 +43,8 @@ def _fits_times(head: Head, query: Query) -> bool:
     if query.created_before is not None and head.created_at >= query.created_before:
         return False
     if query.due_by is not None and (head.wake_at is None or head.wake_at > query.due_by):
+        return False
+    if query.idle_by is not None and head.wake_at is not None and head.wake_at > query.idle_by:
         return False
     if query.expired_by is not None and (head.expires_at is None or head.expires_at > query.expired_by):
         return False
@@ -60,3 +69,17 @@ def select(heads: Iterable[tuple[Head, bool]], query: Query) -> list[Head]:
     found = [head for head, has_mail in heads if matches(head, query, has_mail)]
     found.sort(key=place, reverse=True)
     return found[: max(query.limit, 0)]
+
+
+def claimable(heads: Iterable[tuple[Head, bool]], query: Query, owner: str) -> list[Head]:
+    """Those of these (head, whether it has mail) that `owner` gets when it claims with this query, in order.
+
+    With `query.in_turn` all runs of the store are to be given: those of live owners count against the limits. Runs
+    that have ended get no turn.
+    """
+    if not query.in_turn:
+        return select(((head, mail) for head, mail in heads if may_claim(head, owner)), query)
+    everybody = [(head, mail) for head, mail in heads if head.status not in ENDED]
+    free = [head for head, mail in everybody if may_claim(head, owner) and matches(head, query, mail)]
+    under_way = (head for head, _ in everybody if head.owned)
+    return in_turn(free, under_way, query.limits, query.limit)

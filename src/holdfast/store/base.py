@@ -76,7 +76,8 @@ class Store(ABC):
 
         Each gets a fence one higher and an attempt one higher; nothing else of it changes. A run that
         a live owner other than `owner` has is left out. With `query.ids` no other is left out; without,
-        one that is being written at this moment may be.
+        one that is being written at this moment may be. With `query.in_turn` the order is that of
+        `holdfast.core.turns`, and `query.limits` hold over all who claim at the same time.
         """
 
     @abstractmethod
@@ -124,8 +125,11 @@ class Store(ABC):
         """The owners that the store knows, dead ones included until they are cleaned up."""
 
     @abstractmethod
-    async def wait_change(self, seen: int, timeout: float) -> int:
+    async def wait_change(self, seen: int, timeout: float, *, ready: bool = False) -> int:
         """Return when something may have changed since `seen` was returned, or after `timeout` seconds.
+
+        With `ready` only what may let more be claimed need wake: a run that nobody owns (any more), mail, an
+        owner that retired. What is seen with `ready` and without are two different counts.
 
         Give the result to the next call; begin with 0, which returns at once. It may return for nothing,
         and callers look again after the timeout anyway: this only saves time. A commit that is empty or

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.core.query import select
-from holdfast.core.record import RunRecord, is_empty, may_claim, refusal
+from holdfast.core.query import claimable, select
+from holdfast.core.record import RunRecord, is_empty, refusal
 from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Reply, RunStatus
 from holdfast.store.base import Store
 from holdfast.store.changes import Changes
@@ -77,8 +77,7 @@ class MemoryStore(Store):
 
     async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
         with self._lock:
-            free = ((head, mail) for head, mail in self._heads(query) if may_claim(head, owner))
-            claims = [self._runs[head.id].claim(owner) for head in select(free, query)]
+            claims = [self._runs[head.id].claim(owner) for head in claimable(self._heads(query), query, owner)]
             claims = [replace(claim, head=self._seen(claim.head)) for claim in claims]
         if claims:
             self._changes.note()
@@ -136,7 +135,7 @@ class MemoryStore(Store):
         with self._lock:
             return [replace(owner, alive=self._alive(owner.id)) for owner, _ in self._owners.values()]
 
-    async def wait_change(self, seen: int, timeout: float) -> int:
+    async def wait_change(self, seen: int, timeout: float, *, ready: bool = False) -> int:
         return await self._changes.wait(seen, timeout)
 
     async def inspect(self) -> list[tuple[str | None, str]]:
@@ -149,5 +148,6 @@ class MemoryStore(Store):
         return replace(head, owned=True) if head.owner is not None and self._alive(head.owner) else head
 
     def _heads(self, query: Query) -> Iterator[tuple[Head, bool]]:
-        runs = self._runs if query.ids is None else [run for run in set(query.ids) if run in self._runs]
+        everybody = query.ids is None or query.in_turn
+        runs = self._runs if everybody or query.ids is None else [run for run in set(query.ids) if run in self._runs]
         return ((self._seen(self._runs[run].head), bool(self._runs[run].inbox)) for run in runs)

@@ -73,7 +73,7 @@ def locked_folder(root: int, name: str, *, exclusive: bool, wait: bool = True) -
     mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     while (folder := _open_folder(root, name)) is not None:
         try:
-            _lock(folder, mode, PATIENCE if wait else 0.0)
+            lock(folder, mode, PATIENCE if wait else 0.0)
             # It may have been deleted, and even made again, while we waited for the lock.
             if _is_still(root, name, folder):
                 yield folder
@@ -85,7 +85,11 @@ def locked_folder(root: int, name: str, *, exclusive: bool, wait: bool = True) -
     yield None
 
 
-def _lock(folder: int, mode: int, patience: float) -> None:
+def lock(folder: int, mode: int, patience: float = PATIENCE) -> None:
+    """Take the lock of an open folder.
+
+    Raises TimeoutError when waiting was in vain, BlockingIOError without patience.
+    """
     # Not a call that blocks: a process that is stopped while it writes would stop all others with it.
     deadline, pause = time.monotonic() + patience, 0.0005
     while True:
@@ -95,7 +99,7 @@ def _lock(folder: int, mode: int, patience: float) -> None:
             if patience == 0.0:
                 raise
             if time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, "another process does not let go of a run's lock") from None
+                raise TimeoutError(errno.ETIMEDOUT, "another process does not let go of a lock") from None
         time.sleep(pause)
         pause = min(pause * 2, 0.02)
 

@@ -28,6 +28,7 @@ class Lease(msgspec.Struct):
     name: str
     beat_at: float
     until: float
+    info: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class Leases:
@@ -51,7 +52,7 @@ class Leases:
             if owner.id not in self._mine:
                 self._mine.add(owner.id)
                 self._sweep(now)
-            data = msgspec.json.encode(Lease(owner.id, owner.name, now, now + lease))
+            data = msgspec.json.encode(Lease(owner.id, owner.name, now, now + lease, msgspec.Raw(owner.info)))
             folder = self._open()
             try:
                 self._disk.replace(folder, f"{owner.id}.json", data, "beat")
@@ -79,7 +80,13 @@ class Leases:
         now = self._clock.now()
         with self._lock:
             return [
-                Owner(lease.id, lease.name, lease.until > now and not self._locks.dead(lease.id), lease.beat_at)
+                Owner(
+                    lease.id,
+                    lease.name,
+                    lease.until > now and not self._locks.dead(lease.id),
+                    lease.beat_at,
+                    bytes(lease.info),
+                )
                 for lease in self._read()
             ]
 

@@ -46,6 +46,9 @@ class HeadText(msgspec.Struct, omit_defaults=True, kw_only=True):
     wake_at: float | None = None
     expires_at: float | None = None
     parent: str | None = None
+    queue: str = "default"
+    priority: int = 0
+    key: str | None = None
     metadata: Raw = Raw(b"{}")
     info: Raw = Raw(b"{}")
     error: Raw | UnsetType = UNSET

@@ -5,13 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from holdfast.errors import StoreDamagedError, StoreVersionError
-from holdfast.store.files.disk import Disk, NotPlainError, open_file, remove_folder, run_of
+from holdfast.store.files.disk import Disk, NotPlainError, lock, open_file, remove_folder, run_of
 
 VERSION = 1
 VERSION_FILE, CHANGED_FILE = ".holdfast.json", ".changed"
@@ -30,13 +31,12 @@ def open_root(path: Path, disk: Disk) -> int:
     _make(path, disk)
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(root, fcntl.LOCK_EX)  # two who open a new store at once write the same file
-        if not _has_version(root):
-            # Durable whatever the runs are: if a power cut could tear it, it would take the whole store with it.
-            data = msgspec.json.encode(_Version(VERSION)) + b"\n"
-            Disk(durable=True).replace(root, VERSION_FILE, data, "open")
-        os.close(open_file(root, CHANGED_FILE, os.O_WRONLY | os.O_CREAT))
-        fcntl.flock(root, fcntl.LOCK_UN)
+        with flocked(root):  # two who open a new store at once write the same file
+            if not _has_version(root):
+                # Durable whatever the runs are: if a power cut could tear it, it would take the whole store with it.
+                data = msgspec.json.encode(_Version(VERSION)) + b"\n"
+                Disk(durable=True).replace(root, VERSION_FILE, data, "open")
+            os.close(open_file(root, CHANGED_FILE, os.O_WRONLY | os.O_CREAT))
     except NotPlainError as error:
         os.close(root)
         raise StoreDamagedError(None, None, str(error)) from None
@@ -44,6 +44,16 @@ def open_root(path: Path, disk: Disk) -> int:
         os.close(root)
         raise
     return root
+
+
+@contextmanager
+def flocked(root: int) -> Iterator[None]:
+    """Nobody else, of this or another process, is in such a block of the same store."""
+    lock(root, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(root, fcntl.LOCK_UN)
 
 
 def _make(path: Path, disk: Disk) -> None:

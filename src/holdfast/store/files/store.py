@@ -9,14 +9,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.core.query import matches, select
+from holdfast.core.query import claimable, matches, select
 from holdfast.core.record import decide, may_claim
 from holdfast.errors import InvalidIdError, StoreDamagedError, StoreError, UsageError
 from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Refusal, Reply
@@ -25,7 +25,7 @@ from holdfast.store.changes import Changes
 from holdfast.store.files.disk import Disk, NotPlainError, folder_name, locked_folder, translated
 from holdfast.store.files.folder import INBOX, LOG, RunFolder
 from holdfast.store.files.leases import Leases
-from holdfast.store.files.root import clean_up, last_change, list_runs, list_strangers, note_change, open_root
+from holdfast.store.files.root import clean_up, flocked, last_change, list_runs, list_strangers, note_change, open_root
 
 log = logging.getLogger("holdfast")
 T = TypeVar("T")
@@ -179,10 +179,14 @@ class FilesStore(Store):
         return await self._do(lambda: self._claim(query, owner))
 
     def _claim(self, query: Query, owner: str) -> list[Claim]:
+        # Limits hold over all runs: whoever counts them keeps the others from claiming meanwhile.
+        with flocked(self._root()) if query.limits else nullcontext():
+            return self._claim_all(query, owner)
+
+    def _claim_all(self, query: Query, owner: str) -> list[Claim]:
         live = self._leases.live()
-        free = ((head, mail) for head, mail in self._heads(query, live) if may_claim(head, owner))
         claims: list[Claim] = []
-        for head in select(free, query):
+        for head in claimable(self._heads(query, live), query, owner):
             try:
                 claim = self._claim_run(head.id, query, owner, live)
             except StoreDamagedError as error:
@@ -203,7 +207,9 @@ class FilesStore(Store):
             if found is None:
                 return None
             known, folder = found
-            # Somebody else may have claimed or changed it since it was listed.
+            # Somebody else may have claimed or changed it since it was listed, also one who was not alive yet then.
+            if known.ledger.head.owner is not None:
+                live = self._leases.live()
             before = _seen(known.ledger.head, live)
             if not may_claim(before, owner) or not matches(before, query, bool(known.ledger.inbox)):
                 return None
@@ -264,7 +270,7 @@ class FilesStore(Store):
 
     def _heads(self, query: Query, live: frozenset[str]) -> Iterator[tuple[Head, bool]]:
         """The heads that a query may mean, with whether they have mail; damaged runs are left out."""
-        if query.ids is None:
+        if query.ids is None or query.in_turn:
             runs = list_runs(self._root())
             for run in set(self._folders).difference(runs):
                 del self._folders[run]
@@ -340,7 +346,7 @@ class FilesStore(Store):
     async def list_owners(self) -> list[Owner]:
         return await self._do(self._leases.owners)
 
-    async def wait_change(self, seen: int, timeout: float) -> int:
+    async def wait_change(self, seen: int, timeout: float, *, ready: bool = False) -> int:
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + timeout, _POLL[0]
         while True:

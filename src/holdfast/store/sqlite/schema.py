@@ -37,6 +37,9 @@ MIGRATIONS: list[str] = [
         wake_at real,
         expires_at real,
         parent text,
+        queue text not null,
+        priority integer not null,
+        key text,
         metadata text not null,
         info text not null,
         error text,
@@ -46,7 +49,7 @@ MIGRATIONS: list[str] = [
         ended_at real
     );
     create index runs_by_age on runs (created_at, id);
-    create index runs_unfinished on runs (status, created_at)
+    create index runs_unfinished on runs (owner, queue, priority desc, created_at, id)
         where status in ('pending', 'running', 'waiting', 'paused', 'interrupted');
     create index runs_expiring on runs (expires_at) where expires_at is not null;
     create index runs_by_parent on runs (parent) where parent is not null;
@@ -75,7 +78,8 @@ MIGRATIONS: list[str] = [
         id text primary key,
         name text not null,
         beat_at real not null,
-        lease_until real not null
+        lease_until real not null,
+        info text not null
     ) without rowid;
     """,
 ]

@@ -22,6 +22,9 @@ _STORED = [
     "wake_at",
     "expires_at",
     "parent",
+    "queue",
+    "priority",
+    "key",
     "metadata",
     "info",
     "error",
@@ -89,8 +92,8 @@ CLAIM = """
     update runs set owner = ?2, fence = fence + 1, attempt = attempt + 1 where n = ?1
 """
 BEAT = """
-    insert into owners (id, name, beat_at, lease_until) values (?1, ?2, ?3, ?4)
-    on conflict (id) do update set name = ?2, beat_at = ?3, lease_until = ?4
+    insert into owners (id, name, beat_at, lease_until, info) values (?1, ?2, ?3, ?4, ?5)
+    on conflict (id) do update set name = ?2, beat_at = ?3, lease_until = ?4, info = ?5
 """
 FORGET_OWNERS = """
     delete from owners where lease_until < ? and id not in (select owner from runs where owner is not null)
@@ -144,7 +147,13 @@ def mail_from(row: tuple[Any, ...]) -> Mail:
 
 def select_heads(query: Query, live: set[str], *, claimable_by: str | None = None) -> tuple[str, list[Any]]:
     """The statement and its bindings for the heads that match, newest first."""
-    where: list[str] = []
+    where, values = conditions(query, live, claimable_by)
+    return f"{HEADS} where {where} order by r.created_at desc, r.id desc limit ?", [*values, query.limit]
+
+
+def conditions(query: Query, live: set[str], claimable_by: str | None) -> tuple[str, list[Any]]:
+    """What a row `r` of runs must fulfil to match, and to be claimable by that owner if one is named."""
+    where: list[str] = ["true"]
     values: list[Any] = []
 
     def add(condition: str, *bound: Any) -> None:
@@ -165,8 +174,13 @@ def select_heads(query: Query, live: set[str], *, claimable_by: str | None = Non
                 terms.append(f"(r.status = ? and {owned} = ?)")
                 values.extend((status, owners, int(wants_owner)))
         where.append(f"({' or '.join(terms) or '0'})")
-    if query.flows is not None:
-        add("r.flow in (select value from json_each(?))", msgspec.json.encode(query.flows).decode())
+    for condition, several in (
+        ("r.flow in (select value from json_each(?))", query.flows),
+        ("r.queue in (select value from json_each(?))", query.queues),
+        ("r.id not in (select value from json_each(?))", query.but or None),
+    ):
+        if several is not None:
+            add(condition, msgspec.json.encode(several).decode())
     for key, value in query.metadata:
         # A key is compared as text, never read as a path: `$.a` and `x') or 1=1` are just keys.
         add(
@@ -180,6 +194,8 @@ def select_heads(query: Query, live: set[str], *, claimable_by: str | None = Non
         ("r.created_at >= ?", query.created_from),
         ("r.created_at < ?", query.created_before),
         ("r.wake_at <= ?", query.due_by),
+        ("(r.wake_at is null or r.wake_at <= ?)", query.idle_by),
+        ("r.owner = ?", query.owner),
         ("r.expires_at <= ?", query.expired_by),
     ):
         if bound is not None:
@@ -190,8 +206,7 @@ def select_heads(query: Query, live: set[str], *, claimable_by: str | None = Non
         add("(r.created_at, r.id) < (?, ?)", *query.after)
     if claimable_by is not None:
         add(f"(r.owner is null or r.owner = ? or not {owned})", claimable_by, owners)
-    text = HEADS + (f" where {' and '.join(where)}" if where else "")
-    return f"{text} order by r.created_at desc, r.id desc limit ?", [*values, query.limit]
+    return " and ".join(where), values
 
 
 def _json_type(value: str | int | float | bool | None) -> str:

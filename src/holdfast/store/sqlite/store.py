@@ -16,6 +16,7 @@ from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Quer
 from holdfast.store.base import Store
 from holdfast.store.owners import LocalOwners
 from holdfast.store.sqlite import sql
+from holdfast.store.sqlite.claiming import claimable
 from holdfast.store.sqlite.connections import Connections, translated
 from holdfast.store.sqlite.writing import finish, mail_of_number, write_batch
 
@@ -100,8 +101,7 @@ class SqliteStore(Store):
         def work(connection: apsw.Connection) -> list[Claim]:
             connection.execute("begin immediate")
             live = self._live(connection)
-            text, values = sql.select_heads(query, live, claimable_by=owner)
-            numbers = [row[0] for row in connection.execute(text, values)]
+            numbers = claimable(connection, query, live, owner)
             if not numbers:
                 connection.execute("rollback")
                 return []
@@ -162,7 +162,7 @@ class SqliteStore(Store):
 
         def work(connection: apsw.Connection) -> None:
             connection.execute("begin immediate")
-            connection.execute(sql.BEAT, (owner.id, owner.name, now, now + lease))
+            connection.execute(sql.BEAT, (owner.id, owner.name, now, now + lease, owner.info.decode()))
             # Owners that died long ago and own nothing leave no trace.
             connection.execute(sql.FORGET_OWNERS, (now - _FORGET_AFTER,))
             finish(connection)
@@ -186,8 +186,8 @@ class SqliteStore(Store):
     async def list_owners(self) -> list[Owner]:
         def work(connection: apsw.Connection) -> list[Owner]:
             live = self._live(connection)
-            rows = connection.execute("select id, name, beat_at from owners order by id")
-            return [Owner(owner, name, owner in live, beat_at) for owner, name, beat_at in rows]
+            rows = connection.execute("select id, name, beat_at, info from owners order by id")
+            return [Owner(owner, name, owner in live, beat_at, info.encode()) for owner, name, beat_at, info in rows]
 
         return await self._read(work)
 
@@ -228,7 +228,7 @@ class SqliteStore(Store):
 
         return await self._read(work)
 
-    async def wait_change(self, seen: int, timeout: float) -> int:
+    async def wait_change(self, seen: int, timeout: float, *, ready: bool = False) -> int:
         # `data_version` moves with every commit of any process; reading it takes a few microseconds.
         deadline, pause = asyncio.get_running_loop().time() + timeout, _POLL[0]
         while (now := self._db().data_version()) == seen:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import pytest
 
-_PARTS = ("base", "claims", "commits", "life", "logs", "mail", "queries", "sharing")
+_PARTS = ("base", "claims", "commits", "life", "logs", "mail", "queries", "sharing", "turns")
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
 from holdfast.testing.contract.claims import ClaimContract  # noqa: E402
@@ -28,11 +28,19 @@ from holdfast.testing.contract.logs import LogContract  # noqa: E402
 from holdfast.testing.contract.mail import MailContract  # noqa: E402
 from holdfast.testing.contract.queries import QueryContract  # noqa: E402
 from holdfast.testing.contract.sharing import SharingContract  # noqa: E402
+from holdfast.testing.contract.turns import TurnContract  # noqa: E402
 
 __all__ = ["StoreContract"]
 
 
 class StoreContract(
-    CommitContract, LogContract, ClaimContract, MailContract, QueryContract, LifeContract, SharingContract
+    CommitContract,
+    LogContract,
+    ClaimContract,
+    TurnContract,
+    MailContract,
+    QueryContract,
+    LifeContract,
+    SharingContract,
 ):
     """Every sentence of the Store contract as a test."""

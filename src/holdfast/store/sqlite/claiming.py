@@ -1,0 +1,79 @@
+"""Which runs a claim gets. However long the queues are, only as much of each is read as could be claimed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import apsw
+import msgspec
+
+from holdfast.core.turns import first_in_turn, reached
+from holdfast.model import Query
+from holdfast.store.sqlite import sql
+
+_UNFINISHED = "('pending', 'running', 'waiting', 'paused', 'interrupted')"  # as in the index of that name
+_LIGHT = "select r.n, r.id, r.flow, r.queue, r.key, r.priority, r.created_at from runs r"
+_FIRST = "order by r.priority desc, r.created_at, r.id limit ?"
+# From one queue to the next through the index, without reading what stands in them.
+_QUEUES = f"""
+    with recursive queues (queue) as (
+      select min(queue) from runs where owner is null and status in {_UNFINISHED}
+      union all
+      select (select min(queue) from runs where owner is null and status in {_UNFINISHED} and queue > q.queue)
+      from queues q where q.queue is not null
+    )
+    select queue from queues where queue is not null
+"""
+
+
+class _Candidate(NamedTuple):
+    n: int
+    id: str
+    flow: str
+    queue: str
+    key: str | None
+    priority: int
+    created_at: float
+
+
+def claimable(connection: apsw.Connection, query: Query, live: set[str], owner: str) -> list[int]:
+    """The internal numbers of the runs that `owner` gets with this query, in order."""
+    if not query.in_turn:
+        text, values = sql.select_heads(query, live, claimable_by=owner)
+        return [row[0] for row in connection.execute(text, values)]
+    owners = msgspec.json.encode(sorted(live)).decode()
+    owned = f"{_LIGHT} where r.owner in (select value from json_each(?)) and r.status in {_UNFINISHED}"
+    under_way = [_Candidate(*row) for row in connection.execute(owned, (owners,))]
+    where, values = _open_to_all(*sql.conditions(query, live, owner), reached(under_way, query.limits))
+    depth, chosen = max(query.limit, 1), None
+    while chosen is None:
+        found, cut = _free(connection, query, where, values, depth)
+        chosen = first_in_turn(found, under_way, query.limits, query.limit, cut)
+        depth *= 8
+    return [one.n for one in chosen]
+
+
+def _open_to_all(where: str, values: list[Any], full: tuple[set[str], set[tuple[str, str]]]) -> tuple[str, list[Any]]:
+    """Leave out what has come to a limit already, or nobody behind it would be seen."""
+    flows, keys = (msgspec.json.encode(sorted(some)).decode() for some in full)
+    return (
+        f"{where} and r.status in {_UNFINISHED} and r.flow not in (select value from json_each(?)) and not exists "
+        f"(select 1 from json_each(?) b where b.value ->> 0 = r.flow and b.value ->> 1 = r.key)",
+        [*values, flows, keys],
+    )
+
+
+def _free(
+    connection: apsw.Connection, query: Query, where: str, values: list[Any], depth: int
+) -> tuple[list[_Candidate], set[str]]:
+    """The first of each queue, with the queues that have more, and all whose owner is dead: never many."""
+    found = [_Candidate(*row) for row in connection.execute(f"{_LIGHT} where r.owner is not null and {where}", values)]
+    cut: set[str] = set()
+    queues = query.queues if query.queues is not None else [name for (name,) in connection.execute(_QUEUES)]
+    text = f"{_LIGHT} where r.owner is null and r.queue = ? and {where} {_FIRST}"
+    for queue in set(queues):
+        rows = list(connection.execute(text, [queue, *values, depth]))
+        found += [_Candidate(*row) for row in rows]
+        if len(rows) == depth:
+            cut.add(queue)
+    return found, cut
