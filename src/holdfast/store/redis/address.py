@@ -1,0 +1,61 @@
+"""Which server a URL means, and under which prefix the store's keys stand there."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from holdfast.errors import UsageError
+
+PREFIX = "holdfast"
+_PREFIXES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_OPTIONS = frozenset(
+    {"db", "client_name", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
+)
+_EXAMPLE = "Write redis://HOST:PORT/DB?prefix=NAME, rediss://... or unix:///PATH?db=DB"
+
+
+class Address(NamedTuple):
+    """A URL that the driver understands, the prefix, and the name of the place without user and password."""
+
+    url: str
+    prefix: str
+    shown: str
+
+
+def address_of(url: str, prefix: str | None) -> Address:
+    """Where the store is. Raises UsageError, which never shows a password, when that is not clear."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    except ValueError:
+        # What the parser complains of may be the password itself, and its error holds it: neither is shown.
+        raise UsageError(f"the URL of the Redis server cannot be read. {_EXAMPLE}") from None
+    named = options.pop("prefix", None)
+    found = prefix if prefix is not None else named if named is not None else PREFIX
+    _check(parts.scheme, parts.path, options)
+    if not _PREFIXES.fullmatch(found):
+        raise UsageError(
+            f"the prefix {found[:80]!a} is not one: 1 to 64 of A-Z a-z 0-9 . _ - that begin with a letter or digit"
+        )
+    db = options.get("db", "" if parts.scheme == "unix" else parts.path.strip("/")) or "0"
+    place = unquote(parts.path) if parts.scheme == "unix" else f"{host or 'localhost'}:{port or 6379}"
+    cleaned = f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{urlencode(options)}" if options else "")
+    return Address(cleaned, found, f"the Redis store {found!r} at {ascii(f'{place} db {db}')[1:-1]}")
+
+
+def _check(scheme: str, path: str, options: dict[str, str]) -> None:
+    if scheme not in ("redis", "rediss", "unix"):
+        raise UsageError(f"no Redis server is named by {scheme!a}. {_EXAMPLE}")
+    unknown = sorted(set(options) - _OPTIONS)
+    if unknown:
+        raise UsageError(
+            f"{unknown[0][:80]!a} is no option of a Redis store. There are: prefix, {', '.join(sorted(_OPTIONS))}"
+        )
+    number = options.get("db", "" if scheme == "unix" else path.strip("/"))
+    if number and not (number.isascii() and number.isdecimal()):
+        raise UsageError(f"{number[:80]!a} is no database of a Redis server: it has a number. {_EXAMPLE}")
+    if scheme == "unix" and not path:
+        raise UsageError(f"the URL names no socket. {_EXAMPLE}")

@@ -1,0 +1,245 @@
+"""Which runs a list shows and a claim gets: read through the indexes, page by page, and chosen in Python.
+
+A page is read at one moment. A run has the same place in every index that it is in, so one that moves between two
+pages is seen once, where it stands: never twice, and never left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.core.query import matches, place
+from holdfast.core.record import may_claim
+from holdfast.core.transitions import ENDED
+from holdfast.core.turns import first_in_turn
+from holdfast.errors import StoreDamagedError
+from holdfast.model import Query, RunStatus
+from holdfast.store.redis import scripts
+from holdfast.store.redis.records import FIELDS, LIGHT, Found, found_in, pack, place_of, run_in, sortable, turn_of
+from holdfast.store.redis.server import Server
+
+_PAGE = 200
+_UNFINISHED = tuple(status.value for status in RunStatus if status not in ENDED)
+_decode_light = msgspec.json.Decoder(tuple[str, str, str | None])
+
+
+class UnderWay(msgspec.Struct, frozen=True):
+    """What counts of a run that a live owner has."""
+
+    id: str
+    flow: str
+    queue: str
+    key: str | None
+    priority: int = 0
+    created_at: float = 0.0
+
+
+class Snapshot(NamedTuple):
+    """What the pages script tells of one moment."""
+
+    taken: bytes
+    under_way: list[UnderWay]
+    free: list[Found]
+    """The runs of the claimer and of dead owners."""
+    pages: list[tuple[int, bytes, list[Found]]]
+    """For each index how many members were read, the last of them, and the heads that could be read."""
+    asked: int
+    """How many members of each were asked for."""
+
+
+class Chooser:
+    """Belongs to one server; `left_out` is told of damaged runs that a list does without."""
+
+    def __init__(self, server: Server, left_out: Callable[[StoreDamagedError], None]) -> None:
+        self._server, self._left_out = server, left_out
+
+    async def listed(self, query: Query, *, claimer: str | None = None) -> list[Found]:
+        """The heads that match, newest first; with a claimer those that it may claim, and only the light part."""
+        chosen: list[Found] = []
+        if query.limit <= 0:
+            return chosen
+        async for one in self._candidates(query, FIELDS if claimer is None else LIGHT):
+            if matches(one.head, query, one.has_mail) and (claimer is None or may_claim(one.head, claimer)):
+                chosen.append(one)
+                if len(chosen) == query.limit:
+                    break
+        return chosen
+
+    async def in_turn(self, query: Query, claimer: str) -> tuple[list[Found], bytes]:
+        """Those whose turn it is, with the number that must not have changed when they are claimed."""
+        depth = max(query.limit, 16)
+        queues = await self._queues(query)
+        while True:
+            shot = await self._snapshot([index for _, index in queues], "-", "+", depth, claimer=claimer)
+            found, cut = _first_of(shot, [queue for queue, _ in queues])
+            if query.ids is not None:
+                found = [one async for one in self._of_ids(query.ids, LIGHT)]
+            free = {
+                one.head.id: one
+                for one in found
+                if one.head.status not in ENDED
+                and may_claim(one.head, claimer)
+                and matches(one.head, query, one.has_mail)
+            }
+            if cut <= {one.head.queue for one in free.values()}:
+                heads = [one.head for one in free.values()]
+                chosen = first_in_turn(heads, shot.under_way, query.limits, query.limit, cut)
+                if chosen is not None:
+                    return [free[head.id] for head in chosen], shot.taken if query.limits else b""
+            depth *= 8
+
+    async def _queues(self, query: Query) -> list[tuple[str, str]]:
+        """The queues that a claim looks at, with the index for each of the statuses that it may mean."""
+        if query.ids is not None:
+            return []
+        if query.queues is None:
+            names = {name.decode() for name in await self._server.do("SMEMBERS", self._key("queues"))}
+        else:
+            names = set(query.queues)
+        wanted = _UNFINISHED if query.states is None else {status for status, _ in query.states}
+        return [
+            (name, self._key(f"turn:{status}:{name}"))
+            for name in sorted(names)
+            for status in _UNFINISHED
+            if status in wanted
+        ]
+
+    def _key(self, name: str) -> str:
+        return f"{self._server.address.prefix}:{name}"
+
+    async def _candidates(self, query: Query, fields: Sequence[str]) -> AsyncIterator[Found]:
+        """All that could match, newest first, found by the narrowest index."""
+        places = await self._places(query)
+        if places is not None:
+            for start in range(0, len(places), _PAGE):
+                async for one in self._of_ids([run_in(place) for place in places[start : start + _PAGE]], fields):
+                    yield one
+        elif query.ids is not None or query.owner is not None:
+            ids = query.ids if query.ids is not None else await self._held_by(query.owner or "")
+            for one in sorted([one async for one in self._of_ids(ids, fields)], key=_place, reverse=True):
+                yield one
+        else:
+            async for one in self._walk(query, fields):
+                yield one
+
+    async def _places(self, query: Query) -> list[bytes] | None:
+        """The places of all runs that are due or expired, newest first, when the query asks for those."""
+        if query.ids is not None or (query.due_by is None and query.expired_by is None):
+            return None
+        index, bound = ("due", query.due_by) if query.due_by is not None else ("expiring", query.expired_by)
+        return sorted(await self._server.do("ZRANGEBYSCORE", self._key(index), "-inf", repr(bound)), reverse=True)
+
+    async def _held_by(self, owner: str) -> list[str]:
+        held = await self._server.do("HGETALL", self._key("owned"))
+        return [run.decode() for run, value in held.items() if value[1:].partition(b" ")[0] == owner.encode()]
+
+    async def _of_ids(self, ids: Iterable[str], fields: Sequence[str]) -> AsyncIterator[Found]:
+        """The heads of these runs; those that are not there, or damaged, are left out."""
+        for wanted in _chunks(list(dict.fromkeys(ids))):
+            for run, (outcome, *rest) in zip(wanted, await self.heads(wanted, fields), strict=True):
+                try:
+                    if outcome == b"damaged":
+                        raise StoreDamagedError(run, None, rest[0].decode())
+                    if outcome == b"":
+                        yield found_in(rest[0], fields)
+                except StoreDamagedError as error:
+                    self._left_out(error)
+
+    async def heads(self, ids: Sequence[str], fields: Sequence[str]) -> list[Any]:
+        """What the heads script gives for each."""
+        found: list[Any] = await self._server.ask(scripts.HEADS, pack(ids), pack(fields))
+        return found
+
+    async def _walk(self, query: Query, fields: Sequence[str]) -> AsyncIterator[Found]:
+        """Through the indexes of what the query asks for, from the newest run to the oldest."""
+        indexes = [self._key(name) for name in _indexes(query)]
+        upper, lower = _bounds(query)
+        count = min(max(query.limit, 50), 500)
+        while indexes:
+            shot = await self._snapshot(indexes, upper, lower, count, fields=fields)
+            unread = [last for number, last, _ in shot.pages if number == count]
+            cut = max(unread) if unread else b""
+            for one in sorted((one for _, _, page in shot.pages for one in page), key=_place, reverse=True):
+                if place_of(one.head.created_at, one.head.id).encode() >= cut:
+                    yield one
+            if not unread:
+                return
+            upper = f"({cut.decode()}"
+
+    async def _snapshot(
+        self,
+        indexes: Sequence[str],
+        start: str,
+        stop: str,
+        count: int,
+        *,
+        fields: Sequence[str] = LIGHT,
+        claimer: str = "",
+    ) -> Snapshot:
+        given = pack((indexes, claimer == "", start, stop, count))
+        taken, owned, free, pages = await self._server.ask(scripts.PAGES, given, pack(fields), claimer)
+        return Snapshot(
+            taken,
+            _under_way(owned),
+            self._read(free, fields),
+            [(number, last, self._read(rows, fields)) for number, last, rows in pages],
+            count,
+        )
+
+    def _read(self, rows: Iterable[Any], fields: Sequence[str]) -> list[Found]:
+        found: list[Found] = []
+        for row in rows:
+            try:
+                found.append(found_in(row, fields))
+            except StoreDamagedError as error:
+                self._left_out(error)
+        return found
+
+
+def _place(one: Found) -> tuple[float, str]:
+    return place(one.head)
+
+
+def _chunks(ids: list[str]) -> list[list[str]]:
+    return [ids[start : start + _PAGE] for start in range(0, len(ids), _PAGE)]
+
+
+def _indexes(query: Query) -> list[str]:
+    if query.parent is not None:
+        return [f"children:{query.parent}"]
+    if query.has_mail:
+        return ["mailed"]
+    if query.states is not None:
+        return sorted({f"in:{status}" for status, _ in query.states})
+    return ["runs"]
+
+
+def _bounds(query: Query) -> tuple[str, str]:
+    """From where to where of an index, in the order of its bytes, the query may mean."""
+    upper = [sortable(query.created_before)] if query.created_before is not None else []
+    upper += [place_of(*query.after)] if query.after is not None else []
+    return f"({min(upper)}" if upper else "+", "-" if query.created_from is None else f"[{sortable(query.created_from)}"
+
+
+def _under_way(owned: Sequence[bytes]) -> list[UnderWay]:
+    found: list[UnderWay] = []
+    for run, value in zip(owned[::2], owned[1::2], strict=True):
+        if value.startswith(b"+"):
+            flow, queue, key = _decode_light.decode(value.partition(b" ")[2])
+            found.append(UnderWay(run.decode(), flow, queue, key))
+    return found
+
+
+def _first_of(shot: Snapshot, queues: Sequence[str]) -> tuple[list[Found], set[str]]:
+    """The first candidates of each queue, as far as all that come before them are known; and who has more."""
+    ends: dict[str, str] = {}
+    for queue, (number, last, _) in zip(queues, shot.pages, strict=True):
+        if number == shot.asked:
+            ends[queue] = min(last.decode(), ends.get(queue, last.decode()))
+    everybody = [*shot.free, *(one for _, _, page in shot.pages for one in page)]
+    return [one for one in everybody if one.head.queue not in ends or turn_of(one.head) <= ends[one.head.queue]], set(
+        ends
+    )

@@ -1,0 +1,123 @@
+-- ARGV[2]: the batch. Writes each commit wholly or refuses it; gives {what became of it, text, mail} for each.
+-- A commit: run, owner, fence, is new, flaw, first seq, entries, fields, cleared, taken, rebase {seq, entry, cursor, at},
+-- whether it may move the run in the indexes, which a usual step does not.
+
+local batch = cmsgpack.unpack(ARGV[2])
+local runs, damage = {}, {}
+
+local function changed(s, c)
+  local after = {}
+  for _, name in ipairs(STATE) do after[name] = s[name] end
+  for i = 1, #c[8], 2 do after[c[8][i]] = c[8][i + 1] end
+  for _, name in ipairs(c[9]) do after[name] = nil end
+  return after
+end
+
+-- Everything that may be touched is looked at before the first write.
+local function look_at(c)
+  local run = c[1]
+  if runs[run] == nil and not damage[run] then
+    local s, problem = load(run)
+    runs[run], damage[run] = s or false, problem
+  end
+  if damage[run] or not c[12] then return end
+  local s = runs[run]
+  local shared = check_shared() or (s and check_places(run, s))
+  if not shared and (s or c[4]) then shared = check_places(run, changed(s or {}, c)) end
+  return shared
+end
+
+for _, c in ipairs(batch) do
+  local problem = look_at(c)
+  if problem then return {'store', problem} end
+end
+
+local function refusal(s, c)
+  if c[4] and s then return 'exists' end
+  if c[5] == 'stale' then return 'stale' end
+  if not c[4] and (not s or s.owner ~= c[2] or s.fence ~= c[3]) then return 'stale' end
+  local first, last = s and s.first or 1, s and s.seq or 0
+  if c[5] == 'gap' or (#c[7] > 0 and c[6] ~= last + 1) then return 'gap' end
+  local rebase = c[11][1]
+  if rebase and (rebase < first or rebase > last + #c[7]) then return 'gap' end
+end
+
+local function append(run, entries)
+  for i = 1, #entries, CHUNK do
+    redis.call('RPUSH', of('log', run), unpack(entries, i, math.min(i + CHUNK - 1, #entries)))
+  end
+end
+
+local function rebased(run, s, rebase)
+  local index = rebase[1] - s.first
+  redis.call('LSET', of('log', run), index, rebase[2])
+  if index > 0 then redis.call('LTRIM', of('log', run), index, -1) end
+  s.first = rebase[1]
+  redis.call('HSET', of('head', run), 'first', string.format('%.0f', s.first))
+  if s.first == s.seq then redis.call('HSET', of('head', run), 'cursor', rebase[3], 'updated_at', rebase[4]) end
+end
+
+local function take(run, s, ids)
+  local gone = 0
+  for _, id in ipairs(ids) do gone = gone + redis.call('HDEL', of('mail', run), id) end
+  if gone > 0 then
+    s.mails = string.format('%.0f', tonumber(s.mails) - gone)
+    redis.call('HSET', of('head', run), 'mails', s.mails)
+  end
+end
+
+-- An ended run that nobody has loses its log when it expires; the last entry stays, so that it is known to have been.
+local function let_fade(run, s)
+  local due = s.expires_at and math.max(tonumber(s.expires_at) * 1000, 1)
+  if not due or s.owner or not ENDED[s.status] or due > 1e15 then return end
+  redis.call('HSET', of('head', run), 'last', redis.call('LINDEX', of('log', run), -1))
+  redis.call('PEXPIREAT', of('log', run), string.format('%.0f', math.ceil(due)))
+end
+
+local touched, ready = false, false
+
+local function write(c, s)
+  local run, head = c[1], of('head', c[1])
+  local before = s and places(run, s) or {}
+  local owner = s and s.owner
+  s = s and changed(s, c) or changed({}, c)
+  s.seq, s.first, s.base = tonumber(s.seq), tonumber(s.first), tonumber(s.base)
+  if c[12] then
+    s.rev = next_rev()
+    redis.call('HSET', head, 'rev', s.rev)
+  end
+  if #c[8] > 0 then redis.call('HSET', head, unpack(c[8])) end
+  if #c[9] > 0 then redis.call('HDEL', head, unpack(c[9])) end
+  append(run, c[7])
+  take(run, s, c[10])
+  if c[11][1] then rebased(run, s, c[11]) end
+  if c[12] then
+    local after = places(run, s)
+    leave(before, after)
+    enter(before, after)
+    if c[4] then redis.call('SADD', P .. 'queues', s.queue) end
+    if s.owner then redis.call('HSET', P .. 'owned', run, holding(s)) else redis.call('HDEL', P .. 'owned', run) end
+    if s.owner and s.owner ~= owner then note_taken() end
+    ready = ready or not s.owner
+    let_fade(run, s)
+  end
+  touched = true
+  return s
+end
+
+local replies = {}
+for i, c in ipairs(batch) do
+  local run = c[1]
+  local refused = not damage[run] and refusal(runs[run], c)
+  if damage[run] then
+    replies[i] = {'damaged', damage[run]}
+  elseif refused then
+    replies[i] = {refused, ''}
+  else
+    local empty = not c[4] and #c[7] + #c[8] + #c[9] + #c[10] == 0 and not c[11][1]
+    if not empty then runs[run] = write(c, runs[run]) end
+    replies[i] = {'', '', mail_of(run, runs[run])}
+  end
+end
+if touched then publish(ready) end
+return replies

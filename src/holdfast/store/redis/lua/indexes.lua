@@ -1,0 +1,72 @@
+-- Where a run stands in the indexes, and how it gets from one place to another.
+
+-- Where a run of this state is to stand: index -> {member, score}. Members sort by their bytes, score 0 elsewhere.
+local function places(run, s)
+  local found = {
+    [P .. 'runs'] = {s.place, '0'},
+    [P .. 'in:' .. s.status] = {s.place, '0'},
+  }
+  if not s.owner and not ENDED[s.status] then found[P .. 'turn:' .. s.status .. ':' .. s.queue] = {s.turn, '0'} end
+  if s.wake_at then found[P .. 'due'] = {s.place, s.wake_at} end
+  if s.expires_at then found[P .. 'expiring'] = {s.place, s.expires_at} end
+  if s.parent then found[P .. 'children:' .. s.parent] = {s.place, '0'} end
+  if s.mails ~= '0' then found[P .. 'mailed'] = {s.place, '0'} end
+  return found
+end
+
+-- What `owned` says of a run: whether it has ended, who has it, and the light part of its head.
+local function holding(s)
+  return (ENDED[s.status] and '-' or '+') .. s.owner .. ' ' .. s.light
+end
+
+local SHARED = {owned = 'hash', meta = 'hash', queues = 'set', runs = 'zset', due = 'zset', expiring = 'zset',
+  mailed = 'zset'}
+local sound = {}
+local function check(key, wanted)
+  if sound[key] then return end
+  local found = redis.call('TYPE', key).ok
+  if found ~= 'none' and found ~= wanted then return key .. ' is a key of another type' end
+  sound[key] = true
+end
+
+-- What of the shared keys cannot be written; nil when all can.
+local function check_shared()
+  for name, wanted in pairs(SHARED) do
+    local problem = check(P .. name, wanted)
+    if problem then return problem end
+  end
+end
+
+-- The same for those in which a run of this state stands, or will.
+local function check_places(run, s)
+  for key in pairs(places(run, s)) do
+    local problem = check(key, 'zset')
+    if problem then return problem end
+  end
+end
+
+local function leave(before, after)
+  for key, at in pairs(before) do
+    if not after[key] then redis.call('ZREM', key, at[1]) end
+  end
+end
+
+local function enter(before, after)
+  for key, at in pairs(after) do
+    if not before[key] or before[key][2] ~= at[2] then redis.call('ZADD', key, at[2], at[1]) end
+  end
+end
+
+-- The number that tells a run's state from every other that it ever had, also after its id was used again.
+local rev
+local function next_rev()
+  rev = rev or string.format('%.0f', redis.call('HINCRBY', P .. 'meta', 'rev', 1))
+  return rev
+end
+
+-- More runs than before may have a live owner: claims that count them look again.
+local taken = false
+local function note_taken()
+  if not taken then redis.call('HINCRBY', P .. 'meta', 'taken', 1) end
+  taken = true
+end

@@ -1,0 +1,160 @@
+"""The connections of one process to one Redis server.
+
+A script is sent once: when its reply is lost, nobody knows whether it was done, and doing it again would be refused as
+if somebody else had written. So the driver's own retries are off, and whoever called is told. The next call makes a
+new connection. A call that is cancelled closes its connection, so that its late reply is nobody else's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Literal
+
+import redis
+import redis.asyncio
+from redis.asyncio.connection import BlockingConnectionPool
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoPermissionError
+from redis.retry import Retry
+
+from holdfast.errors import StoreDamagedError, StoreUnavailableError
+from holdfast.faults import fault
+from holdfast.store.redis.address import Address
+from holdfast.store.redis.scripts import Script
+
+ANSWER_WITHIN = 10.0  # seconds, well within the default lease
+CONNECT_WITHIN = 5.0
+_CONNECTIONS = 8
+_inherited: list[object] = []  # kept so that a forked child never touches its parent's connections
+
+_REFUSED = ("OOM", "MISCONF", "READONLY", "NOREPLICAS", "LOADING", "BUSY", "MASTERDOWN", "NOPERM")
+
+
+class translated:
+    """A context that turns the driver's errors into ours, with the original as the cause."""
+
+    __slots__ = ("_where",)
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> Literal[False]:
+        if isinstance(error, redis.RedisError | OSError):
+            raise _ours(self._where, error) from error
+        return False
+
+
+def _ours(where: str, error: redis.RedisError | OSError) -> StoreUnavailableError | StoreDamagedError:
+    text = str(error)
+    if isinstance(error, redis.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS")):
+        return StoreUnavailableError(f"{where} does not accept the user or the password. Name others in the URL.")
+    if isinstance(error, redis.ResponseError) and "WRONGTYPE" in text:
+        return StoreDamagedError(None, None, f"{where}: a key of the store is of another type")
+    if isinstance(error, NoPermissionError | redis.ReadOnlyError | redis.OutOfMemoryError):
+        return StoreUnavailableError(f"{where} refused it, and nothing was written: {text}")
+    if isinstance(error, redis.ResponseError) and text.startswith(_REFUSED):
+        return StoreUnavailableError(f"{where} refused it, and nothing was written: {text}")
+    if isinstance(error, redis.ResponseError):
+        return StoreUnavailableError(f"{where} answered with an error: {text}. `holdfast doctor` looks for damage.")
+    return StoreUnavailableError(
+        f"{where} cannot be reached, or the connection was lost: {text}. What was under way may have happened or not, "
+        f"and is not counted as done; see that the server is up, then run it again."
+    )
+
+
+class Server:
+    """Connections are made when they are needed; belongs to one process and, but for `ask_now`, to one event loop."""
+
+    def __init__(self, address: Address) -> None:
+        self.address, self.where, self.pid = address, address.shown, os.getpid()
+        self.client = redis.asyncio.Redis(
+            connection_pool=BlockingConnectionPool.from_url(
+                address.url,
+                max_connections=_CONNECTIONS,
+                timeout=None,
+                retry=AsyncRetry(NoBackoff(), 0),
+                socket_timeout=ANSWER_WITHIN,
+                socket_connect_timeout=CONNECT_WITHIN,
+                protocol=2,
+            )
+        )
+        self._lock = threading.Lock()
+        self._blocking: tuple[float, redis.Redis] | None = None
+
+    async def ask(self, script: Script, *values: str | bytes) -> Any:
+        """What the script gives, in one round trip."""
+        given = (self.address.prefix, *values)
+        fault("redis.before")
+        try:
+            found = await self._send("EVALSHA", script.digest, 0, *given)
+        except redis.exceptions.NoScriptError:
+            # The server was restarted, or has never seen it: nothing was done, so it may be sent again.
+            found = await self.do("EVAL", script.text, 0, *given)
+        except (redis.RedisError, OSError) as error:
+            raise _ours(self.where, error) from error
+        fault("redis.after")
+        return self.checked(found)
+
+    async def do(self, *command: str | bytes | float) -> Any:
+        """What one plain command gives."""
+        with translated(self.where):
+            return await self._send(*command)
+
+    async def _send(self, *command: str | bytes | float) -> Any:
+        return await self.client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+    def ask_now(self, script: Script, *values: str | bytes, within: float) -> Any:
+        """The same on whatever thread calls, which waits; gives up after four times `within` seconds at most."""
+        given = (self.address.prefix, *values)
+        if not self._lock.acquire(timeout=within):
+            raise StoreUnavailableError(f"{self.where} has not answered in time")
+        try:
+            with translated(self.where):
+                client = self._client_for(within)
+                try:
+                    found = client.evalsha(script.digest, 0, *given)
+                except redis.exceptions.NoScriptError:
+                    found = client.eval(script.text, 0, *given)
+            return self.checked(found)
+        finally:
+            self._lock.release()
+
+    def _client_for(self, within: float) -> redis.Redis:
+        if self._blocking is None or self._blocking[0] != within:
+            if self._blocking is not None:
+                self._blocking[1].close()
+            client = redis.Redis.from_url(
+                self.address.url,
+                retry=Retry(NoBackoff(), 0),
+                socket_timeout=within,
+                socket_connect_timeout=within,
+                protocol=2,
+            )
+            self._blocking = (within, client)
+        return self._blocking[1]
+
+    def checked(self, found: Any) -> Any:
+        """The reply of a script, unless it says that the store itself is damaged."""
+        if isinstance(found, list) and len(found) == 2 and found[0] == b"store":
+            raise StoreDamagedError(None, None, found[1].decode(errors="replace"))
+        return found
+
+    def abandon(self, *users: object) -> None:
+        """Leave the connections, and those who use them, to the process that this one was forked from."""
+        _inherited.extend((self, *users))
+
+    async def close(self) -> None:
+        """Close everything, unless it is another process that uses it."""
+        if self.pid != os.getpid():
+            self.abandon()
+            return
+        with self._lock:
+            blocking, self._blocking = self._blocking, None
+        if blocking is not None:
+            blocking[1].close()
+        await self.client.aclose(close_connection_pool=True)
