@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from servers.redis import clear, new_prefix, pass_time, shared_server
 
 from holdfast.store.base import Store
 from holdfast.store.redis import RedisStore
 from holdfast.testing import ManualClock, StoreContract
+from servers.redis import clear, new_prefix, pass_time, shared_server
 
 
 class TestRedisStore(StoreContract):

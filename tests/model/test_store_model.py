@@ -25,12 +25,19 @@ from holdfast.model import Claim, Commit, Head, HeadChange, Limit, Mail, Query, 
 from holdfast.store.base import Store
 from holdfast.store.files import FilesStore, anchors
 from holdfast.store.memory import MemoryStore
+from holdfast.store.redis import RedisStore
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import ManualClock
 from holdfast.testing.build import ALICE, BOB, CAROL, entry, head, owner
+from servers import redis
 
 T = TypeVar("T")
 Make = Callable[[Path, Clock], Store]
+# What is to be done when time passes for a store that measures it with a server's clock, and when all is over.
+TurnBack = Callable[[Path, float], None]
+CleanUp = Callable[[Path], None]
+# Such a store sees the time of the test pass as well: that must be nothing beside what the operations let pass.
+SLOWER = 1000.0
 
 RUNS = ("a", "b", "B", "c.1")
 NAMES = (ALICE, BOB, CAROL)
@@ -40,6 +47,7 @@ runs = st.sampled_from(RUNS)
 names = st.sampled_from(NAMES)
 small = st.integers(0, 4)
 times = st.one_of(st.none(), st.sampled_from([0.0, 10.0, 20.5, 1e9]))
+expiries = st.one_of(st.none(), st.sampled_from([4e9, 8e9 + 0.5]))  # a store may drop what has expired by itself
 scalars = st.sampled_from([None, True, 1, 1.0, "1", "x"])
 bodies = st.sampled_from([b"null", b"1", b'{"a": [1, 2]}', '"é\\n🪢"'.encode(), b'{\n"x":1}'])
 
@@ -52,7 +60,7 @@ changes = st.builds(
             "owner": st.sampled_from([None, *NAMES]),
             "attempt": small,
             "wake_at": times,
-            "expires_at": times,
+            "expires_at": expiries,
             "error": st.one_of(st.none(), bodies),
             "waiting_for": st.sampled_from([None, "", "answer"]),
         },
@@ -86,19 +94,12 @@ queries = st.builds(
 )
 
 
-def without_ids(mail: tuple[Mail, ...]) -> list[Mail]:
-    """Mail for comparison: each store gives its own ids."""
-    return [replace(one, id=0) for one in mail]
-
-
-def comparable(claims: list[Claim]) -> list[tuple[Any, ...]]:
-    return [(claim.head, claim.entries, without_ids(claim.mail)) for claim in claims]
-
-
 class StoreMachine(RuleBasedStateMachine):
     """Drives a store and the model with the same operations."""
 
     make: Make
+    turn_back: TurnBack | None = None
+    clean_up: CleanUp | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +119,16 @@ class StoreMachine(RuleBasedStateMachine):
             self.do(store.close())
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
+        if type(self).clean_up is not None:
+            type(self).clean_up(self.root)
         shutil.rmtree(self.root)
+
+    def without_ids(self, mail: tuple[Mail, ...]) -> list[Mail]:
+        """Mail for comparison: each store gives its own ids, and a server its own times."""
+        return [replace(one, id=0, at=0.0 if self.turn_back else one.at) for one in mail]
+
+    def comparable(self, claims: list[Claim]) -> list[tuple[Any, ...]]:
+        return [(claim.head, claim.entries, self.without_ids(claim.mail)) for claim in claims]
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
@@ -160,7 +170,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert [reply.refused for reply in found] == [reply.refused for reply in expected]
         last = {commit.run: n for n, (commit, _) in enumerate(batch) if expected[n].refused is None}
         for n in last.values():  # whether the earlier replies of one run see later takes is left open
-            assert without_ids(found[n].mail) == without_ids(expected[n].mail)
+            assert self.without_ids(found[n].mail) == self.without_ids(expected[n].mail)
 
     @rule(run=runs, by=names, data=st.data())
     def create(self, run: str, by: str, data: st.DataObject) -> None:
@@ -217,7 +227,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(query=queries, by=names)
     def claim(self, query: Query, by: str) -> None:
         found, expected = self.both(lambda store: store.claim_runs(query, by))
-        assert comparable(found) == comparable(expected)
+        assert self.comparable(found) == self.comparable(expected)
 
     @rule(run=runs, body=bodies, key=st.sampled_from([None, None, "k1", "k2"]))
     def post(self, run: str, body: bytes, key: str | None) -> None:
@@ -229,8 +239,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(by=names)
     def beat(self, by: str) -> None:
-        for store in (self.stores[0], self.model):
-            store.beat(owner(by), 15.0)
+        self.stores[0].beat(owner(by), 15.0 * SLOWER if self.turn_back else 15.0)
+        self.model.beat(owner(by), 15.0)
 
     def retire(self, by: str) -> None:
         self.same(lambda store: store.retire_owner(by))
@@ -242,6 +252,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 8.0, 16.0]))
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
+        if type(self).turn_back is not None:
+            type(self).turn_back(self.root, seconds * SLOWER)
 
     @rule()
     def reopen(self) -> None:
@@ -277,6 +289,9 @@ STORES: dict[str, Make] = {
     "files": lambda root, clock: FilesStore(root, clock=clock, durability="process"),
 }
 STORES["files with anchors everywhere"] = STORES["files"]
+STORES["redis"] = lambda root, clock: RedisStore(redis.shared_server().url(), prefix=root.name)
+TURN_BACK: dict[str, TurnBack] = {"redis": lambda root, by: redis.pass_time(redis.shared_server(), root.name, by)}
+CLEAN_UP: dict[str, CleanUp] = {"redis": lambda root: redis.clear(redis.shared_server(), root.name)}
 
 
 @pytest.mark.parametrize("name", STORES)
@@ -284,8 +299,9 @@ def test_a_store_does_what_the_store_in_memory_does(name: str, monkeypatch: pyte
     if "anchors" in name:
         for setting in ("EVERY", "AT_SEGMENT", "SHARE"):
             monkeypatch.setattr(anchors, setting, 0)
-    make = STORES[name]
-    machine = type("Machine", (StoreMachine,), {"make": staticmethod(make)})
+    parts = {"make": STORES[name], "turn_back": TURN_BACK.get(name), "clean_up": CLEAN_UP.get(name)}
+    statics = {part: staticmethod(value) for part, value in parts.items() if value is not None}
+    machine = type("Machine", (StoreMachine,), statics)
     run_state_machine_as_test(
         machine,
         settings=settings(
