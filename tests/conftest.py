@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from holdfast.store.files import FilesStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import ManualClock
+from servers.postgres import PostgresServer, shared_server
 
 MakeStore = Callable[[], Store]
 MakeRuntime = Callable[..., Runtime]
@@ -44,3 +45,18 @@ def make_runtime(make_store: MakeStore, clock: ManualClock) -> MakeRuntime:
         return Runtime(store or make_store(), clock=clock, **settings)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[PostgresServer]:
+    """The PostgreSQL server of this test run."""
+    folder = tmp_path_factory.getbasetemp()
+    with shared_server(folder if worker_id == "master" else folder.parent) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_schema(postgres: PostgresServer) -> Iterator[str]:
+    """The name of a schema for this test alone."""
+    with postgres.schema() as name:
+        yield name

@@ -1,0 +1,215 @@
+"""Which runs a claim is to get, looked for without locking any.
+
+Whose turn it is, is decided by `holdfast.core.turns` on the first runs of each queue, which the index `runs_ready`
+gives: however long the queues are, only as much of each is read as could be claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+from psycopg import AsyncConnection
+
+from holdfast.core.turns import first_in_turn, reached
+from holdfast.model import Query, RunStatus
+from holdfast.store.postgres import rows
+from holdfast.store.postgres.arrays import texts
+from holdfast.store.postgres.schema import UNFINISHED
+from holdfast.store.postgres.selecting import NEWEST, Bound, conditions, has_metadata
+
+_PAGE = 500
+_OPEN = tuple(str(status) for status in RunStatus if f"'{status}'" in UNFINISHED)
+_LIGHT = "r.id, r.flow, r.queue, r.key, r.priority, r.created_at, r.fence, r.owner, r.status, r.seq"
+_FIRST = "order by r.priority desc, r.created_at, r.id"
+
+# Who else is at work on what: those of the claimer itself are candidates too, and given one by one.
+UNDER_WAY = f"""
+    select null, r.flow, r.queue, r.key, count(*) from runs r
+    where r.owner = any ({rows.LIVE}) and r.owner <> $1 and r.status in {UNFINISHED} group by r.flow, r.queue, r.key
+    union all
+    select r.id, r.flow, r.queue, r.key, 1 from runs r
+    where r.owner = any ({rows.LIVE}) and r.owner = $1 and r.status in {UNFINISHED}
+"""
+# From one owner, or one queue and status, to the next through the index, without reading what stands between.
+_OWNERS = """
+    with recursive had (owner) as (
+      (select r.owner from runs r where r.owner is not null order by r.owner limit 1)
+      union all
+      select (select r.owner from runs r where r.owner > h.owner order by r.owner limit 1) from had h
+      where h.owner is not null
+    ) select h.owner from had h where h.owner is not null
+"""
+QUEUES = f"""
+    with recursive queues (queue) as (
+      (select r.queue from runs r where r.owner is null and r.wake_at is null and r.status in {UNFINISHED}
+       order by r.queue limit 1)
+      union all
+      select (select r.queue from runs r where r.owner is null and r.wake_at is null and r.status in {UNFINISHED}
+              and r.queue > q.queue order by r.queue limit 1)
+      from queues q where q.queue is not null
+    ) select array_agg(queue) from queues where queue is not null
+"""
+
+
+class Candidate(NamedTuple):
+    """What must be known of a run to choose it, and to know later whether it is still the same."""
+
+    id: str
+    flow: str
+    queue: str
+    key: str | None
+    priority: int
+    created_at: float
+    fence: int = 0
+    owner: str | None = None
+    status: str = ""
+    seq: int = 0
+
+
+async def choose(connection: AsyncConnection, query: Query, owner: str) -> list[Candidate]:
+    """The runs that `owner` is to claim, in order."""
+    return await (_in_turn if query.in_turn else _newest)(connection, query, owner)
+
+
+async def _newest(connection: AsyncConnection, query: Query, owner: str) -> list[Candidate]:
+    found: list[Candidate] = []
+    page = query
+    while len(found) < query.limit:
+        size = min(query.limit, _PAGE) if query.metadata else query.limit
+        text, values = newest_statement(page, owner, size)
+        some = await (await connection.execute(text, values, prepare=False, binary=True)).fetchall()
+        kept = await _with_metadata(connection, [Candidate(*row) for row in some], query)
+        found += kept
+        if len(some) < size:
+            break
+        page = replace(query, after=(some[-1][5], some[-1][0]))
+    return found[: query.limit]
+
+
+def newest_statement(query: Query, owner: str, limit: int) -> tuple[str, list[Any]]:
+    """The statement for the newest runs that this owner may claim."""
+    bound = Bound()
+    where = " and ".join(conditions(query, bound, claimable_by=owner))
+    return f"select {_LIGHT} from runs r where {where} {NEWEST} limit {bound(limit, 'bigint')}", bound.values
+
+
+async def _with_metadata(connection: AsyncConnection, some: list[Candidate], query: Query) -> list[Candidate]:
+    if not (query.metadata and some):
+        return some
+    text = f"select {rows.HEAD_COLUMNS} from runs r where r.id = any ($1::text[])"
+    found = await (await connection.execute(text, (texts([one.id for one in some]),), binary=True)).fetchall()
+    fit = {head.id for head in map(rows.head_from, found) if has_metadata(head, query)}
+    return [one for one in some if one.id in fit]
+
+
+async def _in_turn(connection: AsyncConnection, query: Query, owner: str) -> list[Candidate]:
+    found = await (await connection.execute(UNDER_WAY, (owner,), binary=True)).fetchall()
+    under_way = list(_each(found))
+    full = reached(under_way, query.limits)
+    queues: list[str] | None = None
+    if query.queues is None and not query.has_mail and query.due_by is None:
+        row = await (await connection.execute(QUEUES, binary=True)).fetchone()
+        queues = (row[0] if row else None) or []
+    elif query.queues is not None:
+        queues = sorted(set(query.queues))
+    depth = max(query.limit, 1)
+    while True:
+        text, values = turn_statement(query, owner, full, queues or [], depth)
+        some = await (await connection.execute(text, values, prepare=False, binary=True)).fetchall()
+        known, cut = _known([(Candidate(*row[:-1]), row[-1]) for row in some], depth)
+        known = await _with_metadata(connection, known, query)
+        chosen = first_in_turn(known, under_way, query.limits, query.limit, cut)
+        if chosen is not None:
+            return chosen
+        depth *= 8
+
+
+def _each(found: Iterable[tuple[Any, ...]]) -> Iterator[Candidate]:
+    for run, flow, queue, key, count in found:
+        for _ in range(count):
+            yield Candidate(run or "", flow, queue, key, 0, 0.0)
+
+
+def _known(found: list[tuple[Candidate, str | None]], depth: int) -> tuple[list[Candidate], set[str]]:
+    """The candidates up to where nothing is missing, and the queues in which more stand behind them.
+
+    Each comes with the status by which it was looked for, at most `depth` of a queue; None means that all are there.
+    """
+    counted: dict[tuple[str, str], list[Candidate]] = {}
+    for one, status in found:
+        if status is not None:
+            counted.setdefault((one.queue, status), []).append(one)
+    last: dict[str, tuple[int, float, str]] = {}
+    for (queue, _), some in counted.items():
+        if len(some) >= depth:
+            end = max(map(_rank, some))
+            last[queue] = min(last.get(queue, end), end)
+    return [one for one, _ in found if one.queue not in last or _rank(one) <= last[one.queue]], set(last)
+
+
+def _rank(one: Candidate) -> tuple[int, float, str]:
+    return -one.priority, one.created_at, one.id
+
+
+def turn_statement(
+    query: Query, owner: str, full: tuple[set[str], set[tuple[str, str]]], queues: list[str], depth: int
+) -> tuple[str, list[Any]]:
+    """The statement for the runs among which the next turns are given out.
+
+    Those that nobody has and that wait for no time come through `runs_ready`, at most `depth` of each queue and
+    status; the others, which are due, have mail or lost their owner, are never many and come all.
+    """
+    bound = Bound()
+    flows, keys = sorted(full[0]), sorted(full[1])
+    where = [*conditions(query, bound, wake=False), f"r.status in {UNFINISHED}"]
+    if flows:
+        where.append(f"r.flow <> all ({bound(flows, 'text[]')})")
+    if keys:
+        full_flows, full_keys = bound([flow for flow, _ in keys], "text[]"), bound([key for _, key in keys], "text[]")
+        where.append(f"(r.key is null or (r.flow, r.key) not in (select * from unnest({full_flows}, {full_keys})))")
+    fits = " and ".join(where)
+    branches = [
+        f"select {_LIGHT}, null::text from runs r where {fits} and {_waits(query, bound)} and {_lost(owner, bound)}"
+    ]
+    if query.has_mail or query.due_by is not None or query.ids is not None:
+        branches.append(
+            f"select {_LIGHT}, null::text from runs r where {fits} and {_waits(query, bound)} and r.owner is null"
+        )
+    else:
+        until = (
+            f"r.wake_at <= {bound(query.idle_by, 'float8')}" if query.idle_by is not None else "r.wake_at is not null"
+        )
+        branches.append(f"select {_LIGHT}, null::text from runs r where {fits} and {until} and r.owner is null")
+        branches.append(_ready(query, fits, queues, depth, bound))
+    return " union all ".join(f"({branch})" for branch in branches), bound.values
+
+
+def _waits(query: Query, bound: Bound) -> str:
+    if query.due_by is not None and query.idle_by is not None:
+        return f"r.wake_at <= {bound(min(query.due_by, query.idle_by), 'float8')}"
+    if query.due_by is not None:
+        return f"r.wake_at <= {bound(query.due_by, 'float8')}"
+    if query.idle_by is not None:
+        return f"(r.wake_at is null or r.wake_at <= {bound(query.idle_by, 'float8')})"
+    return "true"
+
+
+def _lost(owner: str, bound: Bound) -> str:
+    """The claimer's own, and those of dead owners, found by going through the owners."""
+    me = bound(owner, "text")
+    return (
+        f"r.owner = any (array(select h.owner from ({_OWNERS}) h where h.owner = {me} or h.owner <> all ({rows.LIVE})))"
+    )
+
+
+def _ready(query: Query, fits: str, queues: list[str], depth: int, bound: Bound) -> str:
+    wanted = _OPEN if query.states is None else [one for one in _OPEN if one in {status for status, _ in query.states}]
+    return f"""
+      select c.* from unnest({bound(queues, "text[]")}) q (queue), unnest({bound(list(wanted), "text[]")}) s (status),
+      lateral (
+        select {_LIGHT}, r.status as sought from runs r
+        where r.queue = q.queue and r.status = s.status and r.owner is null and r.wake_at is null and {fits}
+        {_FIRST} limit {bound(depth, "bigint")}
+      ) c"""

@@ -1,0 +1,189 @@
+"""The statements of a commit: what many runs write, in one statement and at one moment.
+
+    given     one row for each entry of each commit (one row, too, for a commit without entries); `place` is the
+              commit's place in the batch, on its last row alone
+    held      these with their runs, locked in the order of their ids, so that two batches never wait for each other
+    judged    whether each is accepted: fence, owner and the last seq are looked at under the lock
+    the rest  writes what was accepted, and tells of every commit what became of it and which mail there is
+
+A new run is made by a statement before, in the same transaction: it has no entry yet, so its commit fits it and no
+other. Parts that a batch does not need are left out of the text.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from holdfast.store.postgres.rows import FLOATS, INTS, MAIL_COLUMNS, STORED
+
+ACCEPTED, STALE, GAP = 0, 1, 2
+NEVER = -1
+"""An `after` that no run has come to: the commit is refused as a gap."""
+
+
+class Parts(NamedTuple):
+    """What the commits of a batch have besides entries."""
+
+    writes: bool = True
+    change: bool = False
+    take: bool = False
+    rebase: bool = False
+
+
+_PLAIN = (
+    ("place", "bigint"),
+    ("run", "text"),
+    ("by", "text"),
+    ("under", "bigint"),
+    ("after", "bigint"),
+    ("seq", "bigint"),
+    ("kind", "text"),
+    ("fence", "bigint"),
+    ("at", "float8"),
+    ("cursor", "text"),
+    ("check", "text"),
+    ("body", "text"),
+)
+CHANGEABLE = (
+    ("status", "text"),
+    ("owner", "text"),
+    ("attempt", "bigint"),
+    ("base", "bigint"),
+    ("floor", "bigint"),
+    ("wake_at", "float8"),
+    ("expires_at", "float8"),
+    ("info", "text"),
+    ("error", "text"),
+    ("waiting_for", "text"),
+    ("started_at", "float8"),
+    ("ended_at", "float8"),
+)
+_CHANGE = (("changed", "bigint"), *((f"new_{name}", kind) for name, kind in CHANGEABLE))
+_TAKE = (("take", "text"),)
+_REBASE = (
+    ("rebase", "bigint"),
+    ("inside", "bigint"),
+    ("re_kind", "text"),
+    ("re_fence", "bigint"),
+    ("re_at", "float8"),
+    ("re_cursor", "text"),
+    ("re_check", "text"),
+    ("re_body", "text"),
+)
+
+
+def columns(parts: Parts) -> tuple[tuple[str, str], ...]:
+    """The columns of `given` and their types, in the order in which they are bound."""
+    return (
+        *_PLAIN,
+        *(_CHANGE if parts.change else ()),
+        *(_TAKE if parts.take else ()),
+        *(_REBASE if parts.rebase else ()),
+    )
+
+
+@cache
+def commit_statement(parts: Parts) -> str:
+    """The statement that writes commits with these parts."""
+    given = columns(parts)
+    arrays = ", ".join(f"${n}::{kind}[]" for n, (_, kind) in enumerate(given, start=1))
+    names = ", ".join(f'"{name}"' for name, _ in given)
+    lock = "order by r.id for no key update of r" if parts.writes else ""
+    return f"""
+    with held as materialized (
+      select g.*, r.n, r.owner as held_by, r.fence as held_under, r.seq as reached
+      from unnest({arrays}) as g ({names}) join runs r on r.id = g.run {lock}
+    ), judged as materialized (
+      select *, case when held_by is distinct from by or held_under <> under then {STALE}
+        when after <> reached {_missing(parts)} then {GAP} else {ACCEPTED} end as refused
+      from held
+    ) {_writes(parts) if parts.writes else ""}
+    select j.place, j.refused, {MAIL_COLUMNS} from judged j
+      left join inbox i on j.refused = {ACCEPTED} and i.n = j.n and not i.taken
+        {"and (j.take is null or i.id <> all (j.take::bigint[]))" if parts.take else ""}
+    where j.place is not null
+    """
+
+
+def _missing(parts: Parts) -> str:
+    """Whether the entry that a rebase names is neither in the log nor in the commit."""
+    if not parts.rebase:
+        return ""
+    return """or (rebase is not null and inside is null
+          and not exists (select 1 from entries e where e.n = held.n and e.seq = held.rebase))"""
+
+
+def _writes(parts: Parts) -> str:
+    accepted = f"j.refused = {ACCEPTED}"
+    whole = f"j.place is not null and {accepted}"
+    text = f""", appended as (
+      insert into entries (n, seq, kind, fence, at, cursor, "check", body)
+      select j.n, j.seq, j.kind, j.fence, j.at, j.cursor, j."check", j.body from judged j
+      where {accepted} and j.seq is not null
+    ), moved as (
+      update runs r set {_moves(parts)} from judged j where r.id = j.run and {whole} {_if_any(parts)}
+    )"""
+    if parts.take:
+        # Keyed mail stays, marked as taken, so that its key is refused ever after.
+        mine = f"{whole} and i.n = j.n and i.id = any (j.take::bigint[])"
+        text += f""", marked as (
+      update inbox i set taken = true, body = '' from judged j where i.key is not null and {mine}
+    ), dropped as (
+      delete from inbox i using judged j where i.key is null and {mine}
+    )"""
+    if parts.rebase:
+        text += f""", replaced as (
+      update entries e set kind = j.re_kind, fence = j.re_fence, at = j.re_at, cursor = j.re_cursor,
+        "check" = j.re_check, body = j.re_body
+      from judged j where {whole} and j.inside is null and e.n = j.n and e.seq = j.rebase
+    ), forgotten as (
+      delete from entries e using judged j where {whole} and e.n = j.n and e.seq < j.rebase
+    )"""
+    return text
+
+
+def _moves(parts: Parts) -> str:
+    """What becomes of a run's row."""
+    if not (parts.change or parts.rebase):
+        return "seq = j.seq, cursor = j.cursor, updated_at = j.at"
+    last = "j.seq is null and j.rebase = r.seq" if parts.rebase else "false"
+    moved = [
+        "seq = coalesce(j.seq, r.seq)",
+        f"cursor = case when {last} then j.re_cursor else coalesce(j.cursor, r.cursor) end"
+        if parts.rebase
+        else "cursor = coalesce(j.cursor, r.cursor)",
+        f"updated_at = case when {last} then j.re_at else coalesce(j.at, r.updated_at) end"
+        if parts.rebase
+        else "updated_at = coalesce(j.at, r.updated_at)",
+    ]
+    if parts.change:
+        moved += [
+            f"{name} = case when j.changed & {1 << bit} <> 0 then j.new_{name} else r.{name} end"
+            for bit, (name, _) in enumerate(CHANGEABLE)
+        ]
+    return ", ".join(moved)
+
+
+def _if_any(parts: Parts) -> str:
+    """Leaves alone the rows in which nothing changes."""
+    terms = ["j.seq is not null"]
+    if parts.change:
+        terms.append("j.changed <> 0")
+    if parts.rebase:
+        terms.append("j.rebase is not null")
+    return f"and ({' or '.join(terms)})"
+
+
+def kind_of(column: str) -> str:
+    """The type of a column of runs that is written when a run is made."""
+    return "bigint" if column in INTS else "float8" if column in FLOATS else "text"
+
+
+CREATE_RUNS = f"""
+    insert into runs ({", ".join(STORED)}, seq, cursor, updated_at)
+    select g.*, 0, 'null', 0
+    from unnest({", ".join(f"${n}::{kind_of(name)}[]" for n, name in enumerate(STORED, start=1))}) as g
+    on conflict (id) do nothing
+"""
+LOCK_RUNS = "select 1 from runs where id = any ($1::text[]) order by id for no key update"

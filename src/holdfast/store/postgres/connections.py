@@ -1,0 +1,194 @@
+"""The connections of one process to one database, and who may use which.
+
+One connection is kept for commits, so that a step waits for nobody. Everything else takes one from a small pool. What
+is under way goes on when whoever waits for it is cancelled: a commit cut off in the middle would be in doubt, and the
+driver would cancel it on the server.
+
+A connection that the server has closed meanwhile is noticed before anything is sent on it, and replaced. What was
+sent and not answered is never sent again, unless it only reads.
+
+A forked child never touches what it inherited: both would talk to the server on one connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, AsyncRawCursor
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from holdfast.store.postgres import arrays
+from holdfast.store.postgres.address import Address
+from holdfast.store.postgres.trouble import not_reached, translated
+
+T = TypeVar("T")
+Work = Callable[[AsyncConnection], Awaitable[T]]
+
+POOL_SIZE = 4
+_WAIT_FOR_CONNECTION = 10.0  # seconds
+_inherited: list[object] = []  # kept so that a forked child never closes its parent's connections
+
+_SESSION = """
+    select set_config('search_path', $1, false),
+        set_config('synchronous_commit', case when $2 then 'off' when told = 'off' then 'on' else told end, false),
+        set_config('idle_in_transaction_session_timeout', '10s', false), set_config('jit', 'off', false)
+    from current_setting('synchronous_commit') told
+"""
+# Every statement of a commit looks rows up by their key. The plan is made once, for tables that may still be empty:
+# say beforehand that they will not stay so.
+_LOOKUPS_ONLY = """
+    select set_config(name, 'off', false)
+    from unnest(array['enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'enable_bitmapscan']) name
+    union all select set_config('plan_cache_mode', 'force_generic_plan', false)
+"""
+
+
+class Connections:
+    """Belongs to the process and the event loop that made it.
+
+    With `relaxed` the server acknowledges what its disk does not have yet; without, never, whatever its default is.
+    """
+
+    def __init__(self, address: Address, *, relaxed: bool) -> None:
+        self.address, self.pid = address, os.getpid()
+        self._relaxed = relaxed
+        self._writer: AsyncConnection | None = None
+        self._writing = asyncio.Lock()
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._pool: AsyncConnectionPool[AsyncConnection] = AsyncConnectionPool(
+            address.conninfo,
+            kwargs={"autocommit": True, "cursor_factory": AsyncRawCursor},
+            configure=self._configure,
+            check=_check,
+            min_size=0,
+            max_size=POOL_SIZE,
+            timeout=_WAIT_FOR_CONNECTION,
+            reconnect_timeout=_WAIT_FOR_CONNECTION,
+            num_workers=1,
+            open=False,
+            name="holdfast",
+        )
+
+    async def open(self) -> None:
+        """Make the pool ready. It connects when somebody asks."""
+        await self._pool.open()
+
+    async def connect(self) -> AsyncConnection:
+        """A new connection outside of the pool. Raises StoreUnavailableError that says why there is none."""
+        try:
+            connection = await AsyncConnection.connect(
+                self.address.conninfo, autocommit=True, cursor_factory=AsyncRawCursor
+            )
+        except psycopg.Error as error:
+            raise not_reached(error, self.address) from error
+        try:
+            with translated(self.address):
+                await self._configure(connection)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def _configure(self, connection: AsyncConnection) -> None:
+        arrays.register(connection.adapters)
+        await connection.execute(_SESSION, (self.address.quoted_schema, self._relaxed), prepare=False)
+
+    async def write(self, work: Work[T]) -> T:
+        """What `work` gives, on the connection for commits. It is done to its end whoever is cancelled meanwhile."""
+        return await self._to_its_end(self._write(work))
+
+    async def _write(self, work: Work[T]) -> T:
+        async with self._writing:
+            connection = self._writer
+            if connection is None or is_lost(connection):
+                if connection is not None:
+                    await connection.close()
+                self._writer = None
+                connection = await self.connect()
+                with translated(self.address):
+                    await connection.execute(_LOOKUPS_ONLY, prepare=False)
+                self._writer = connection
+            with translated(self.address):
+                return await work(connection)
+
+    async def read(self, work: Work[T]) -> T:
+        """What `work` gives on a connection of the pool; it only reads, so it is done again if that is lost."""
+        return await self._to_its_end(self._use_pool(work, again=True))
+
+    async def do(self, work: Work[T]) -> T:
+        """The same for what writes: when the connection is lost, nobody knows whether it was done."""
+        return await self._to_its_end(self._use_pool(work, again=False))
+
+    async def _use_pool(self, work: Work[T], *, again: bool) -> T:
+        with translated(self.address):
+            try:
+                async with self._borrowed() as connection:
+                    return await work(connection)
+            except psycopg.OperationalError:
+                if not (again and connection.broken):
+                    raise
+            async with self._borrowed() as connection:
+                return await work(connection)
+
+    @asynccontextmanager
+    async def _borrowed(self) -> AsyncIterator[AsyncConnection]:
+        try:
+            connection = await self._pool.getconn()
+        except PoolTimeout:
+            # Somebody else's fault, or all are in use: connecting once more tells which.
+            await (await self.connect()).close()
+            raise
+        try:
+            yield connection
+        finally:
+            await self._pool.putconn(connection)
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; when nobody does any more, it is not reported as forgotten
+
+    async def close(self) -> None:
+        """Close everything, when what is under way has ended."""
+        if self.pid != os.getpid():
+            _inherited.append(self)
+            return
+        while self._under_way:
+            await asyncio.wait(self._under_way)
+        if self._writer is not None:
+            await self._writer.close()
+            self._writer = None
+        await self._pool.close()
+
+
+def is_lost(connection: AsyncConnection) -> bool:
+    """Whether the server has closed this connection, on which nothing is under way, or is about to."""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    if not poll.poll(0):
+        return False
+    # Either a farewell or some notice that nobody asked for: reading it tells which.
+    with suppress(psycopg.Error):
+        connection.pgconn.consume_input()
+        connection.pgconn.is_busy()
+        return connection.closed or bool(poll.poll(0))
+    return True
+
+
+async def _check(connection: AsyncConnection) -> None:
+    if is_lost(connection):
+        raise psycopg.OperationalError("the server has closed the connection")

@@ -1,0 +1,104 @@
+"""Which rows a query means.
+
+Values are bound, never written into the text; only the known statuses are, so that the planner sees that an index of
+unfinished runs will do.
+
+Metadata is compared in Python: PostgreSQL cannot read every JSON that a run may carry. The server only leaves out what
+cannot match, by looking for the key in the text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.core.query import matches
+from holdfast.model import Head, Query, RunStatus
+from holdfast.store.postgres.rows import HEAD_COLUMNS, OWNED
+
+_KNOWN = frozenset(str(status) for status in RunStatus)
+NEWEST = "order by r.created_at desc, r.id desc"
+
+
+class Bound:
+    """The values of a statement, in the order of their numbers."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def __call__(self, value: Any, kind: str) -> str:
+        """How the statement names this value."""
+        self.values.append(value)
+        return f"${len(self.values)}::{kind}"
+
+
+def conditions(query: Query, bound: Bound, *, claimable_by: str | None = None, wake: bool = True) -> list[str]:
+    """What a row of `runs r` must fulfil; with claimable_by also that this owner may claim it.
+
+    With wake=False the caller sees to `due_by` and `idle_by`.
+    """
+    where: list[str] = []
+    for name, some in (("id", query.ids), ("flow", query.flows), ("queue", query.queues)):
+        if some is not None:
+            where.append(f"r.{name} = any ({bound(list(some), 'text[]')})")
+    if query.but:
+        where.append(f"r.id <> all ({bound(list(query.but), 'text[]')})")
+    if query.states is not None:
+        where.append(_states(query.states, bound))
+    for condition, value, kind in (
+        ("r.parent =", query.parent, "text"),
+        ("r.owner =", query.owner, "text"),
+        ("r.created_at >=", query.created_from, "float8"),
+        ("r.created_at <", query.created_before, "float8"),
+        ("r.wake_at <=", query.due_by if wake else None, "float8"),
+        ("r.expires_at <=", query.expired_by, "float8"),
+    ):
+        if value is not None:
+            where.append(f"{condition} {bound(value, kind)}")
+    if wake and query.idle_by is not None:
+        where.append(f"(r.wake_at is null or r.wake_at <= {bound(query.idle_by, 'float8')})")
+    if query.has_mail is True:
+        where.append("r.n in (select i.n from inbox i where not i.taken)")
+    elif query.has_mail is False:
+        where.append("not exists (select 1 from inbox i where i.n = r.n and not i.taken)")
+    if query.after is not None:
+        at, run = query.after
+        where.append(f"(r.created_at, r.id) < ({bound(at, 'float8')}, {bound(run, 'text')})")
+    for key, _ in query.metadata:
+        where.append(_may_have(key, bound))
+    if claimable_by is not None:
+        where.append(f"(r.owner is null or r.owner = {bound(claimable_by, 'text')} or not {OWNED})")
+    return where or ["true"]
+
+
+def _states(states: tuple[tuple[str, bool | None], ...], bound: Bound) -> str:
+    def named(status: str) -> str:
+        return f"'{status}'" if status in _KNOWN else bound(status, "text")
+
+    if not states:
+        return "false"
+    terms = []
+    for status, owned in states:
+        whose = "" if owned is None else f" and {OWNED}" if owned else f" and not {OWNED}"
+        terms.append(f"(r.status = {named(status)}{whose})")
+    some = ", ".join(named(status) for status, _ in states)
+    return f"r.status in ({some}) and ({' or '.join(terms)})"
+
+
+def _may_have(key: str, bound: Bound) -> str:
+    # A text without a backslash holds the key as it is; any other is read in Python.
+    written = msgspec.json.encode(key).decode()
+    return f"(strpos(r.metadata, {bound(written, 'text')}) > 0 or strpos(r.metadata, '\\') > 0)"
+
+
+def select_heads(query: Query, limit: int) -> tuple[str, list[Any]]:
+    """The statement and its values for the heads that match, newest first."""
+    bound = Bound()
+    where = " and ".join(conditions(query, bound))
+    return f"select {HEAD_COLUMNS} from runs r where {where} {NEWEST} limit {bound(limit, 'bigint')}", bound.values
+
+
+def has_metadata(head: Head, query: Query) -> bool:
+    """Whether the metadata of this head, which fits otherwise, is as the query says."""
+    return matches(head, Query(metadata=query.metadata))

