@@ -12,6 +12,7 @@ from holdfast.errors import StoreUnavailableError, UsageError
 from holdfast.store.base import Store
 
 DEFAULT = ".holdfast/runs.db"
+_KINDS = "sqlite:FILE, file:FOLDER, redis://HOST or memory:"
 
 
 def locate(
@@ -21,10 +22,10 @@ def locate(
     durability: Literal["power", "process"] = "power",
     create: bool = True,
 ) -> Store:
-    """The store for a URL (`sqlite:FILE`, `file:FOLDER`, `memory:`), a path of a database file, or None.
+    """The store for a URL (`sqlite:FILE`, `file:FOLDER`, `redis://HOST`, `memory:`), a database file's path, or None.
 
-    None keeps nothing. A store object is given back as it is. With create=False a file or folder that
-    is not there raises StoreUnavailableError.
+    None keeps nothing. A store object is given back as it is. With create=False a store that is not there raises
+    StoreUnavailableError, at the latest when it is opened.
     """
     if isinstance(where, Store):
         return where
@@ -44,16 +45,28 @@ def locate(
         folder = _path(rest, text)
         _check_there(folder, create)
         return FilesStore(folder, clock=clock, durability=durability)
+    if scheme in ("redis", "rediss", "unix") and colon:
+        return _redis(text, create)
     if scheme == "sqlite" and colon:
         text = _path(rest, text)
     elif colon and "/" not in scheme:
-        raise UsageError(f"{_shown(text)}: no store is called {scheme!r}. Use sqlite:FILE, file:FOLDER or memory:")
+        raise UsageError(f"{_shown(text)}: no store is called {scheme!r}. Use {_KINDS}")
     if not text:
-        raise UsageError("the store's name is empty. Use sqlite:FILE, file:FOLDER or memory:")
+        raise UsageError(f"the store's name is empty. Use {_KINDS}")
     _check_there(text, create)
     from holdfast.store.sqlite import SqliteStore
 
     return SqliteStore(text, clock=clock, durability=durability)
+
+
+def _redis(url: str, create: bool) -> Store:
+    try:
+        from holdfast.store.redis import RedisStore
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "redis":
+            raise
+        raise UsageError("a store in Redis needs its driver: pip install 'holdfast[redis]'") from error
+    return RedisStore(url, create=create)
 
 
 def _check_there(path: str, create: bool) -> None:

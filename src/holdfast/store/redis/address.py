@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from holdfast.errors import UsageError
 
@@ -26,13 +26,10 @@ class Address(NamedTuple):
 
 def address_of(url: str, prefix: str | None) -> Address:
     """Where the store is. Raises UsageError, which never shows a password, when that is not clear."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-    except ValueError:
-        # What the parser complains of may be the password itself, and its error holds it: neither is shown.
-        raise UsageError(f"the URL of the Redis server cannot be read. {_EXAMPLE}") from None
+    read = _read(url)
+    if read is None:
+        raise UsageError(f"the URL of the Redis server cannot be read. {_EXAMPLE}")
+    parts, port, options = read
     named = options.pop("prefix", None)
     found = prefix if prefix is not None else named if named is not None else PREFIX
     _check(parts.scheme, parts.path, options)
@@ -41,9 +38,18 @@ def address_of(url: str, prefix: str | None) -> Address:
             f"the prefix {found[:80]!a} is not one: 1 to 64 of A-Z a-z 0-9 . _ - that begin with a letter or digit"
         )
     db = options.get("db", "" if parts.scheme == "unix" else parts.path.strip("/")) or "0"
-    place = unquote(parts.path) if parts.scheme == "unix" else f"{host or 'localhost'}:{port or 6379}"
+    place = unquote(parts.path) if parts.scheme == "unix" else f"{parts.hostname or 'localhost'}:{port or 6379}"
     cleaned = f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{urlencode(options)}" if options else "")
     return Address(cleaned, found, f"the Redis store {found!r} at {ascii(f'{place} db {db}')[1:-1]}")
+
+
+def _read(url: str) -> tuple[SplitResult, int | None, dict[str, str]] | None:
+    """The parts of a URL. What the parser complains of may be the password itself: its error goes no further."""
+    try:
+        parts = urlsplit(url)
+        return parts, parts.port, dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    except ValueError:
+        return None
 
 
 def _check(scheme: str, path: str, options: dict[str, str]) -> None:
@@ -56,6 +62,6 @@ def _check(scheme: str, path: str, options: dict[str, str]) -> None:
         )
     number = options.get("db", "" if scheme == "unix" else path.strip("/"))
     if number and not (number.isascii() and number.isdecimal()):
-        raise UsageError(f"{number[:80]!a} is no database of a Redis server: it has a number. {_EXAMPLE}")
+        raise UsageError(f"what stands behind the host is no number of a database. {_EXAMPLE}")
     if scheme == "unix" and not path:
         raise UsageError(f"the URL names no socket. {_EXAMPLE}")

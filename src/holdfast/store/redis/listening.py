@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 import redis
 import redis.asyncio
@@ -20,7 +19,7 @@ class Listener:
     def __init__(self, client: redis.asyncio.Redis, prefix: str) -> None:
         self._client, self._prefix = client, prefix
         self._counts = {"any": Changes(), "ready": Changes()}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._channels: tuple[str, ...] = ()
         self._tried = asyncio.Event()
         self._hears = False
@@ -28,10 +27,9 @@ class Listener:
     async def wait(self, seen: int, timeout: float, channel: str) -> int:
         """Return the count of that channel when it is not `seen` any more, or after `timeout` seconds."""
         if channel not in self._channels:
-            await self.stop()
             self._channels = (*self._channels, channel)
-            self._tried.clear()
-            self._task = asyncio.ensure_future(self._listen())
+            self._cancel()
+            self._tasks.append(asyncio.ensure_future(self._listen()))
         # What changes from now on must be heard before the caller looks.
         await self._tried.wait()
         changes = self._counts[channel]
@@ -65,11 +63,15 @@ class Listener:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _AGAIN[1])
 
+    def _cancel(self) -> None:
+        self._hears = False
+        self._tried.clear()
+        for task in self._tasks:
+            task.cancel()
+
     async def stop(self) -> None:
         """Hear nothing any more."""
-        task, self._task = self._task, None
-        self._hears = False
-        if task is not None:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        self._cancel()
+        tasks, self._tasks, self._channels = self._tasks, [], ()
+        if tasks:
+            await asyncio.wait(tasks)
