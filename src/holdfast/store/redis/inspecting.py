@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from holdfast.store.redis import scripts
 from holdfast.store.redis.records import pack, raw
-from holdfast.store.redis.server import Server, translated
+from holdfast.store.redis.server import Server
 
 _PAGE = 200
 _OF_RUNS = ("head", "log", "mail", "used")
@@ -48,19 +48,27 @@ class Inspector:
         runs: set[str] = set()
         indexes: set[str] = set()
         strange: list[tuple[str | None, str]] = []
-        with translated(self._server.where):
-            # A prefix holds none of the characters that mean something in a pattern.
-            async for key in self._server.client.scan_iter(match=f"{start}*", count=1000):
-                kind, _, rest = key.decode(errors="replace").removeprefix(start).partition(":")
-                if kind in _OF_RUNS:
-                    runs.add(rest)
-                elif kind in _INDEXES:
-                    indexes.add(key.decode(errors="replace"))
-            for index in sorted(indexes):
-                if await self._server.client.type(index) not in (b"zset", b"none"):
-                    indexes.discard(index)
-                    strange.append((None, f"{index!a} is a key of another type"))
+        async for key in self._scan(start):
+            kind, _, rest = key.removeprefix(start).partition(":")
+            if kind in _OF_RUNS:
+                runs.add(rest)
+            elif kind in _INDEXES:
+                indexes.add(key)
+        for index in sorted(indexes):
+            if await self._server.do("TYPE", index) not in (b"zset", b"none"):
+                indexes.discard(index)
+                strange.append((None, f"{index!a} is a key of another type"))
         return runs, indexes, strange
+
+    async def _scan(self, start: str) -> AsyncIterator[str]:
+        """Every key that begins so. A prefix holds none of the characters that mean something in a pattern."""
+        cursor: int | bytes = 0
+        while True:
+            cursor, keys = await self._server.do("SCAN", cursor, "MATCH", f"{start}*", "COUNT", 1000)
+            for key in keys:
+                yield key.decode(errors="replace")
+            if int(cursor) == 0:
+                return
 
     async def _members(self, index: str) -> list[bytes]:
         members: list[bytes] = await self._server.do("ZRANGE", index, 0, -1)

@@ -22,7 +22,8 @@ class Listener:
         self._tasks: list[asyncio.Task[None]] = []
         self._channels: tuple[str, ...] = ()
         self._tried = asyncio.Event()
-        self._hears = False
+        self.hears = False
+        """Whether changes are heard of right now."""
 
     async def wait(self, seen: int, timeout: float, channel: str) -> int:
         """Return the count of that channel when it is not `seen` any more, or after `timeout` seconds."""
@@ -33,7 +34,7 @@ class Listener:
         # What changes from now on must be heard before the caller looks.
         await self._tried.wait()
         changes = self._counts[channel]
-        if seen == changes.count and not self._hears:
+        if seen == changes.count and not self.hears:
             await asyncio.sleep(min(timeout, _LOOK))
             changes.note()
         return await changes.wait(seen, timeout)
@@ -53,10 +54,10 @@ class Listener:
                         waiting.discard(channel)
                         self._counts[channel].note()  # also at first: something may have been missed before
                         if not waiting:
-                            self._hears, pause = True, _AGAIN[0]
+                            self.hears, pause = True, _AGAIN[0]
                             self._tried.set()
             except (redis.RedisError, OSError):
-                self._hears = False
+                self.hears = False
                 self._tried.set()
             for channel in self._channels:
                 self._counts[channel].note()
@@ -64,7 +65,7 @@ class Listener:
             pause = min(pause * 2, _AGAIN[1])
 
     def _cancel(self) -> None:
-        self._hears = False
+        self.hears = False
         self._tried.clear()
         for task in self._tasks:
             task.cancel()

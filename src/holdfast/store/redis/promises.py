@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import redis.asyncio
+import redis
 
 from holdfast.errors import StoreUnavailableError
+from holdfast.store.redis.server import Server
 
 
 class Promises(NamedTuple):
@@ -16,9 +17,10 @@ class Promises(NamedTuple):
     problems: tuple[str, ...]
 
 
-async def read_promises(client: redis.asyncio.Redis, where: str) -> Promises:
+async def read_promises(server: Server) -> Promises:
     """What the server's settings come to. Raises StoreUnavailableError where no store can be."""
-    info: dict[str, Any] = await client.info("all")
+    where = server.where
+    info: dict[str, Any] = await server.do("INFO", "all")
     if str(info.get("cluster_enabled", "0")) == "1":
         raise StoreUnavailableError(
             f"{where}: this is a Redis cluster. The commits of several runs are one script there and their keys are on "
@@ -31,8 +33,10 @@ async def read_promises(client: redis.asyncio.Redis, where: str) -> Promises:
         )
     names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
     try:
-        settings = {name: (await client.config_get(name)).get(name) for name in names}
-    except redis.ResponseError:  # managed servers often forbid it
+        settings = {name: (await server.do("CONFIG GET", name)).get(name) for name in names}
+    except StoreUnavailableError as error:  # managed servers often forbid it
+        if not isinstance(error.__cause__, redis.ResponseError):
+            raise
         settings = {
             "appendonly": "yes" if str(info.get("aof_enabled", "0")) == "1" else "no",
             "appendfsync": None,

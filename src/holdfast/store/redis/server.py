@@ -7,6 +7,7 @@ new connection. A call that is cancelled closes its connection, so that its late
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from typing import Any, Literal
@@ -78,7 +79,7 @@ class Server:
                 max_connections=_CONNECTIONS,
                 timeout=None,
                 retry=AsyncRetry(NoBackoff(), 0),
-                socket_timeout=ANSWER_WITHIN,
+                socket_timeout=None,
                 socket_connect_timeout=CONNECT_WITHIN,
                 protocol=2,
             )
@@ -106,7 +107,12 @@ class Server:
             return await self._send(*command)
 
     async def _send(self, *command: str | bytes | float) -> Any:
-        return await self.client.execute_command(*command)  # type: ignore[no-untyped-call]
+        # The driver's own timeout would swallow a cancellation that comes at the wrong moment on Python 3.11.
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                return await self.client.execute_command(*command)  # type: ignore[no-untyped-call]
+        except TimeoutError as error:
+            raise redis.TimeoutError(f"no answer within {ANSWER_WITHIN:g} seconds") from error
 
     def ask_now(self, script: Script, *values: str | bytes, within: float) -> Any:
         """The same on whatever thread calls, which waits; gives up after four times `within` seconds at most."""

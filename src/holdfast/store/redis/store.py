@@ -20,7 +20,7 @@ from holdfast.store.redis.inspecting import Inspector
 from holdfast.store.redis.listening import Listener
 from holdfast.store.redis.promises import read_promises
 from holdfast.store.redis.records import FIELDS, Found, entry_in, found_in, mail_in, mail_text, pack, packed_batch, raw
-from holdfast.store.redis.server import Server, translated
+from holdfast.store.redis.server import Server
 
 log = logging.getLogger("holdfast")
 
@@ -55,8 +55,7 @@ class RedisStore(Store):
             await self._opened.server.close()
         opened = _Opened(Server(self._address), self._leave_out)
         try:
-            with translated(opened.server.where):
-                promises = await read_promises(opened.server.client, opened.server.where)
+            promises = await read_promises(opened.server)
             await self._check_version(opened.server)
         except BaseException:
             await opened.server.close()
@@ -213,8 +212,7 @@ class RedisStore(Store):
 
     async def inspect(self) -> list[tuple[str | None, str]]:
         opened = self._here()
-        with translated(opened.server.where):
-            promises = await read_promises(opened.server.client, opened.server.where)
+        promises = await read_promises(opened.server)
         return [(None, problem) for problem in promises.problems] + await opened.inspector.problems()
 
     def _leave_out(self, error: StoreDamagedError) -> None:
