@@ -10,7 +10,7 @@ After a crash the same call goes on from the last finished step.
 
 from holdfast.blocking import run
 from holdfast.context import RunContext, current_run
-from holdfast.core.policy import CheckpointPolicy
+from holdfast.core.policy import CheckpointPolicy, RunLimit
 from holdfast.core.retry import RetryPolicy
 from holdfast.emitting import emit, progress
 from holdfast.errors import HoldfastError
@@ -23,7 +23,7 @@ from holdfast.flows.pipeline import Pipeline
 from holdfast.flows.team import Strategy, Team
 from holdfast.flows.tools import Tool, tool
 from holdfast.inside import Child, ask, call, receive, sleep, spawn
-from holdfast.model import Ask, Checkpoint, Event, Run, RunStatus
+from holdfast.model import Ask, Checkpoint, Event, Run, RunStatus, Worker
 from holdfast.runtime import RunHandle, Runtime
 
 __version__ = "0.1.0"
@@ -48,6 +48,7 @@ __all__ = [
     "Run",
     "RunContext",
     "RunHandle",
+    "RunLimit",
     "RunStatus",
     "Runtime",
     "Step",
@@ -55,6 +56,7 @@ __all__ = [
     "Team",
     "Terminate",
     "Tool",
+    "Worker",
     "ask",
     "call",
     "current_run",

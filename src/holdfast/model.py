@@ -274,8 +274,34 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime | None
     updated_at: datetime
     ended_at: datetime | None
+    queue: str = "default"
+    """From which queue workers take it when nobody drives it."""
+    priority: int = 0
+    """Of two runs in a queue the one with the higher number is taken first."""
+    key: str | None = None
+    """Whose run it is, where its flow limits how many of one key go at once."""
+    starts_at: datetime | None = None
+    """For a run that waits in a queue: before this it is not begun."""
     progress_text: str | None = None
     """What the step under way last said with `progress(fraction, text)`."""
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody who drives runs of a store: a worker, or a program that runs its own."""
+
+    id: str
+    name: str
+    alive: bool
+    seen_at: datetime
+    """When it last said that it lives."""
+    runs: tuple[str, ...]
+    """The runs that it has right now."""
+    queues: tuple[str, ...] | None
+    """The queues that it takes runs from; None is all of them, and () none: it runs only what it starts itself."""
+    flows: tuple[str, ...]
+    """The flows that its program has, if it takes runs from queues."""
+    concurrency: int | None
+    """How many runs it drives at once, if it takes runs from queues."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypedDict, TypeVar
 
@@ -20,13 +21,17 @@ from holdfast.engine.following import Following
 from holdfast.engine.listing import list_query, page_cursor
 from holdfast.engine.live import LiveRun
 from holdfast.engine.mailing import Mailing
+from holdfast.engine.pruning import Pruning
+from holdfast.engine.queueing import check_queues, check_worker_name, placing
 from holdfast.engine.reader import Reader, run_view
 from holdfast.engine.recovery import Recovery
+from holdfast.engine.staff import workers
 from holdfast.engine.verbs import MISSING, Verbs
 from holdfast.engine.waking import Waker
+from holdfast.engine.worker import Worker as RunTaker
 from holdfast.errors import RunNotFoundError, UsageError
 from holdfast.flows.base import Flow
-from holdfast.model import Ask, Call, Checkpoint, Event, Problem, Run, RunStatus
+from holdfast.model import Ask, Call, Checkpoint, Event, Problem, Run, RunStatus, Worker
 from holdfast.store.base import Store
 from holdfast.store.locate import default_location, locate
 
@@ -39,6 +44,8 @@ class Settings(TypedDict, total=False):
     """The keyword settings of a Runtime, for those who pass them on."""
 
     recover: bool
+    queues: Iterable[str] | None
+    name: str | None
     lease: float
     heartbeat: float
     grace: float
@@ -55,8 +62,8 @@ class Settings(TypedDict, total=False):
 class RunHandle(Generic[R]):
     """A run, wherever it is driven."""
 
-    def __init__(self, runtime: Runtime, run: str, live: LiveRun | None = None) -> None:
-        self._runtime, self._live = runtime, live
+    def __init__(self, runtime: Runtime, run: str, live: LiveRun | None = None, *, queued: bool = False) -> None:
+        self._runtime, self._live, self._queued = runtime, live, queued
         self.id = run
 
     def __repr__(self) -> str:
@@ -66,9 +73,13 @@ class RunHandle(Generic[R]):
         """The run's result, when it has one.
 
         Raises RunFailedError, RunCancelledError, RunPausedError, or RunInterruptedError when this process
-        handed it back. Giving up the wait does not stop the run.
+        handed it back. Giving up the wait does not stop the run. One that was put into a queue is waited for, and
+        never taken up by waiting.
         """
         following = self._runtime._following_now()
+        if self._queued:
+            attended: R = await following.attend(self.id)
+            return attended
         try:
             result: R = await following.follow(self.id)
         except RunNotFoundError:
@@ -106,9 +117,10 @@ class Runtime:
     """Runs flows on a store. Use it as `async with Runtime(...) as rt`.
 
     `store`: `sqlite:FILE`, `file:FOLDER`, `memory:`, a store object, or None to keep nothing; left out,
-    $HOLDFAST_STORE, else `.holdfast/runs.db`. `recover=True` takes up what was interrupted and keeps
-    looking. `lease`, `heartbeat` and `grace` are seconds: how long this process may be silent before
-    others take over, how often it says that it lives, and how long a shutdown waits for steps under way.
+    $HOLDFAST_STORE, else `.holdfast/runs.db`. `recover=True` takes up what was interrupted and what waits in the
+    `queues` (None: in all), and keeps looking; `name` is what `workers()` calls it. `lease`, `heartbeat` and `grace`
+    are seconds: how long this process may be silent before others take over, how often it says that it lives, and
+    how long a shutdown waits for steps under way.
     `crash_limit`: a run taken up so often without finishing a step is ended as failed. `on_event` gets every
     event as it happens. `durability="process"` risks the last commits in a power cut, for speed.
     `create=False` takes a store as it is: one that is not there is refused, and opening removes nothing expired.
@@ -119,6 +131,8 @@ class Runtime:
         store: str | os.PathLike[str] | Store | None = MISSING,
         *,
         recover: bool = False,
+        queues: Iterable[str] | None = None,
+        name: str | None = None,
         lease: float = 15.0,
         heartbeat: float = 5.0,
         grace: float = 10.0,
@@ -151,7 +165,9 @@ class Runtime:
             "retry": retry,
             "crash_limit": crash_limit,
             "on_event": on_event,
+            "name": None if name is None else check_worker_name(name),
         }
+        self._queues = check_queues(queues)
         self._recover, self._grace, self._heartbeat, self._create = recover, grace, heartbeat, create
         self._to_register: list[Any] = []
         self._engine: Engine | None = None
@@ -171,7 +187,7 @@ class Runtime:
         self._reader = Reader(self._store, engine.registry, engine.wait_change)
         self._verbs = verbs = Verbs(engine, self._reader)
         self._mailing = Mailing(engine, self._reader)
-        self._recovery = Recovery(engine, self._mailing.children_ended)
+        self._recovery, self._pruning = Recovery(engine), Pruning(engine)
         self._waker = Waker(self._store, self._clock, self._recovery.wake, self._mailing.children_ended)
         self._following = Following(
             engine, self._reader, verbs, self._waker, self._mailing.children_ended, self._recovery.wake
@@ -181,9 +197,13 @@ class Runtime:
         self._hurry = asyncio.Event()
         self._pid = os.getpid()
         if self._recover:
-            self._looking = asyncio.ensure_future(self._recovery.keep_looking(min(self._heartbeat, 1.0)))
+            engine.works, engine.ownership.describe = True, self._describe
+            poll = min(self._heartbeat, 1.0)
+            ended = self._mailing.children_ended
+            self._worker = RunTaker(engine, self._recovery, self._pruning, ended, queues=self._queues, poll=poll)
+            self._looking = asyncio.ensure_future(self._worker.work())
         elif self._create:
-            self._looking = asyncio.ensure_future(self._recovery.prune_quietly())
+            self._looking = asyncio.ensure_future(self._pruning.prune_quietly())
         return self
 
     async def __aexit__(
@@ -226,6 +246,10 @@ class Runtime:
             self._engine = self._verbs = self._closing = None
             await self._reader.drain()  # who asked for a run in this very moment is told that this process stops
             await self._store.close()
+
+    def _describe(self) -> dict[str, Any]:
+        names = self._engine.registry.names if self._engine is not None else ()
+        return {"queues": self._queues, "flows": sorted(names), "concurrency": self._settings["concurrency"]}
 
     def _verbs_now(self) -> Verbs:
         if self._verbs is None:
@@ -273,12 +297,23 @@ class Runtime:
         id: str | None = None,
         metadata: dict[str, Any] | None = None,
         parent: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        delay: float | timedelta | None = None,
+        key: str | None = None,
     ) -> RunHandle[R]:
         """A new run, durable before this returns and before any step runs.
 
+        It is driven here, unless one of the last four is given: then it only goes into a queue ("default" if none
+        is named), for a worker to take up. Of one queue the higher `priority` (0 if not given) goes first, then
+        the older run; `delay` puts its start off; the runs of one `key` are counted for the flow's limit per key.
+
         Raises RunExistsError when the id is taken.
         """
-        live = await self._verbs_now().start(flow, input, id, metadata, parent)
+        verbs, place = self._verbs_now(), placing(queue, priority, delay, key)
+        if place.delay is not None:
+            return RunHandle(self, await verbs.enqueue(flow, input, id, metadata, parent, place), queued=True)
+        live = await verbs.start(flow, input, id, metadata, parent)
         return RunHandle(self, live.id, live)
 
     async def resume(self, ref: str) -> RunHandle[Any]:
@@ -327,6 +362,11 @@ class Runtime:
         return [run_view(head) for head in await self._recovery.interrupted()]
 
     # Looking
+
+    async def workers(self) -> builtins.list[Worker]:
+        """Everybody who drives runs of this store, or would take them from its queues, the living first."""
+        self._verbs_now()
+        return await workers(self._store)
 
     async def get(self, id: str) -> Run | None:
         """What is known of a run; None when there is none."""
@@ -451,4 +491,4 @@ class Runtime:
     async def prune(self) -> int:
         """Remove the history that has expired by the policies' `ttl`; how many runs lost some."""
         self._verbs_now()
-        return await self._recovery.prune()
+        return await self._pruning.prune()

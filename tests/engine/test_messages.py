@@ -519,5 +519,5 @@ async def _fence(store: WatchedStore, run: str) -> int:
 
 async def _look_again(rt: Runtime) -> None:
     """Let everybody who looks for runs that are due do so once more."""
-    await rt._recovery._wake_all(10)
+    await rt._worker._look()
     await rt._waker._look()

@@ -11,10 +11,11 @@ A thread of its own runs the event loop, so live runs go on while the program do
 from __future__ import annotations
 
 import asyncio
+import builtins
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
@@ -22,7 +23,7 @@ import holdfast.runtime as face
 from holdfast.engine.verbs import MISSING
 from holdfast.errors import UsageError
 from holdfast.flows.base import Flow
-from holdfast.model import Ask, Call, Checkpoint, Event, Problem, Run, RunStatus
+from holdfast.model import Ask, Call, Checkpoint, Event, Problem, Run, RunStatus, Worker
 from holdfast.store.base import Store
 
 R = TypeVar("R")
@@ -196,8 +197,28 @@ class Runtime:
         id: str | None = None,
         metadata: dict[str, Any] | None = None,
         parent: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        delay: float | timedelta | None = None,
+        key: str | None = None,
     ) -> RunHandle[R]:
-        return self._handle(self._runtime.start(flow, input, id=id, metadata=metadata, parent=parent))
+        return self._handle(
+            self._runtime.start(
+                flow,
+                input,
+                id=id,
+                metadata=metadata,
+                parent=parent,
+                queue=queue,
+                priority=priority,
+                delay=delay,
+                key=key,
+            )
+        )
+
+    @_like(face.Runtime.workers)
+    def workers(self) -> builtins.list[Worker]:
+        return self._loop.wait(self._runtime.workers())
 
     @_like(face.Runtime.resume)
     def resume(self, ref: str) -> RunHandle[Any]:

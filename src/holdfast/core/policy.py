@@ -1,4 +1,4 @@
-"""When a checkpoint is saved, and which ones are kept."""
+"""When a checkpoint is saved and which ones are kept; how many runs go at once."""
 
 from __future__ import annotations
 
@@ -83,6 +83,31 @@ def check_policy(policy: object) -> CheckpointPolicy | None:
     if policy is not None and not isinstance(policy, CheckpointPolicy):
         raise UsageError(f"policy={policy!r} must be a CheckpointPolicy, e.g. CheckpointPolicy(every_n_steps=3)")
     return policy
+
+
+class RunLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """How many runs of a flow workers have under way at once, over the whole fleet; None is any number.
+
+    `total` counts all of its runs, `per_key` those that were started with the same `key=`.
+    """
+
+    total: int | None = None
+    per_key: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("total", "per_key"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise UsageError(f"RunLimit({name}={value!r}): it must be a whole number of at least 1")
+
+
+def check_limit(limit: object) -> RunLimit | None:
+    """The limit that is meant; a number is that of all runs. Raises UsageError for anything else."""
+    if limit is None or isinstance(limit, RunLimit):
+        return limit
+    if type(limit) is not int or limit < 1:
+        raise UsageError(f"limit={limit!r} must be a whole number of at least 1, or RunLimit(total=10, per_key=1)")
+    return RunLimit(total=limit)
 
 
 def seconds(duration: float | timedelta | None) -> float | None:

@@ -69,6 +69,11 @@ def stored_states(status: RunStatus) -> tuple[tuple[str, bool | None], ...]:
     return ((status, None),)
 
 
+def is_queued(head: Head) -> bool:
+    """Whether a run waits in a queue for a worker: nobody has begun it, and it was started for that."""
+    return head.status == S.PENDING and head.wake_at is not None
+
+
 # What recovery takes up: nobody alive has it, and nobody asked for it to stop.
 RECOVERABLE: tuple[tuple[str, bool | None], ...] = ((S.PENDING, False), (S.RUNNING, False), (S.INTERRUPTED, False))
 

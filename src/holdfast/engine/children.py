@@ -12,6 +12,7 @@ import msgspec
 from holdfast.core.codec import Tree, dumps
 from holdfast.core.transitions import ENDED
 from holdfast.engine.info import Info
+from holdfast.engine.queueing import HERE, Placing
 from holdfast.engine.refusals import ended_error
 from holdfast.errors import (
     HoldfastError,
@@ -72,7 +73,11 @@ class Family:
         if self._engine.closing:
             raise RunInterruptedError(parent)
         try:
-            await self._verbs.start(flow, input, id, None, parent)
+            place = self._place(flow, parent)
+            if place.delay is None:
+                await self._verbs.start(flow, input, id, None, parent, place)
+            else:
+                await self._verbs.enqueue(flow, input, id, None, parent, place)
         except RunExistsError:
             head = await self._head(id)
             if head.parent != parent:
@@ -85,6 +90,18 @@ class Family:
                 await self._verbs.resume(id)
             else:
                 await self._tend(head)
+
+    def _place(self, flow: Any, parent: str) -> Placing:
+        """In the queue of its parent: driven here if there is room, else by whoever has some.
+
+        Only a process that takes runs from queues may leave a child there: it sees to it that somebody does.
+        """
+        live, engine = self._engine.live.get(parent), self._engine
+        if live is None:
+            return HERE
+        head = live.runner.host.head
+        shared = engine.works and (engine.turns.free <= 0 or getattr(flow, "limit", None) is not None)
+        return Placing(head.queue, head.priority, None, 0.0 if shared else None)
 
     async def outcome(self, id: str) -> tuple[Literal["result", "error"], str, Any] | None:
         """("result", flow, tree) or ("error", flow, exception) of a child that has ended; None while it has not.

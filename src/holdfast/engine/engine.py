@@ -26,6 +26,7 @@ from holdfast.engine.live import LiveRun
 from holdfast.engine.observers import Observers
 from holdfast.engine.ownership import Ownership
 from holdfast.engine.postman import Postman
+from holdfast.engine.queueing import HERE, Placing
 from holdfast.engine.registry import Registry
 from holdfast.engine.retention import Retention
 from holdfast.engine.runner import Outcome, Runner
@@ -65,11 +66,12 @@ class Engine:
         retry: RetryPolicy | None,
         crash_limit: int,
         on_event: Callable[[Event], Any] | None,
+        name: str | None = None,
     ) -> None:
         self.store, self.clock = store, clock
         self.loop = asyncio.get_running_loop()
         self.registry = Registry()
-        self.ownership = Ownership(store, lease=lease, heartbeat=heartbeat)
+        self.ownership = Ownership(store, lease=lease, heartbeat=heartbeat, name=name)
         self.live: dict[str, LiveRun] = {}
         self.committer = Committer(store, lambda: len(self.live) + self._coming)
         self.postman = Postman(store, self.live)
@@ -81,7 +83,8 @@ class Engine:
         self.let_go: Callable[[str, float | None], None] = lambda run, due: None
         """Is told of each run that waits outside of this process from now on, and when it is due."""
         self.observed = on_event is not None
-        self.closing = False
+        self.closing = self.works = False
+        """Whether it takes no more runs; whether it takes runs from queues."""
         self._observers = Observers(on_event)
         self.emit, self.tell = self._observers.emit, self._observers.tell
         self._changes = Changes(store)
@@ -154,20 +157,28 @@ class Engine:
         origin: str | None = None,
         journal: Any = None,
         shape: tuple[int | None, tuple[str, ...]] = (None, ()),
+        place: Placing = HERE,
     ) -> tuple[Head, RunWriter]:
-        """A new run, durable and owned by this process when this returns."""
-        await self.ownership.begin()
+        """A new run, durable when this returns: owned by this process, or by nobody when its place is in a queue."""
+        queued = place.delay is not None
+        if not queued:
+            await self.ownership.begin()
         # To the microsecond, which is all that the datetime of a page cursor holds.
         now = round(self.clock.now(), 6)
         self._created += 1
         info = Info(digest, f"{self.ownership.id}-{self._created}", *shape)
-        runs_now = len(self.live) + self._coming < self._concurrency and self.registry.has(flow)
+        runs_now = not queued and len(self.live) + self._coming < self._concurrency and self.registry.has(flow)
         head = Head(
             id=run,
             flow=flow,
             status=RunStatus.RUNNING if runs_now else RunStatus.PENDING,
             owner=self.ownership.id,
-            fence=1,
+            fence=0 if queued else 1,
+            attempt=0 if queued else 1,
+            wake_at=None if place.delay is None else now + place.delay,
+            queue=place.queue,
+            priority=place.priority,
+            key=place.key,
             metadata=metadata,
             info=msgspec.json.encode(info),
             parent=parent,
@@ -177,9 +188,10 @@ class Engine:
         body = {"nonce": info.nonce, "from": origin, **({"journal": journal} if journal else {})}
         self._coming += 1
         try:
-            writer = await create_run(self.committer, self.clock, head, tree, cursor, body)
+            writer = await create_run(self.committer, self.clock, head, tree, cursor, body, give_up=queued)
         except StoreError:
-            self.custody.doubt(run)
+            if not queued:
+                self.custody.doubt(run)
             raise
         finally:
             self._coming -= 1

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.core.ids import check_id
-from holdfast.core.transitions import ENDED, Act, Situation, act, situation
+from holdfast.core.transitions import ENDED, Act, Situation, act, is_queued, situation
 from holdfast.engine.engine import Engine
 from holdfast.engine.info import Info
 from holdfast.engine.live import LiveRun
@@ -96,6 +96,21 @@ class Following:
             raise outcome.error
         return outcome.result
 
+    async def attend(self, run: str) -> Any:
+        """The result of a run that is left to the workers, whatever becomes of it meanwhile."""
+        token = 0
+        while run not in self._engine.live:
+            if self._engine.closing:
+                raise RunInterruptedError(run)
+            head = await self._verbs.head(run)
+            match act("run", situation(head)):
+                case Act.RESULT:
+                    return await self._reader.result(head)
+                case Act.RAISE:
+                    raise ended_error(head)
+            token = await self._engine.wait_change(run, token, _LOOK_AGAIN)
+        return await self.follow(run)
+
     async def follow(self, run: str, *, until: Until = "ended") -> Any:
         """The result of a run, wherever it is driven; taken up here when nobody has it, or when it is due."""
         token, tended, tend_at = 0, -1, 0.0
@@ -141,6 +156,8 @@ class Following:
             return
         match situation(head):
             case Situation.RESUMABLE:
+                if self._engine.works and is_queued(head):
+                    return  # it gets its turn
                 try:
                     await self._verbs.take(head.id)
                 except HoldfastError:

@@ -33,7 +33,7 @@ class RunHost:
     _in_step = False
 
     def __init__(self, runner: Runner, codec: Codec, hands: Hands, head: Head, journal: Journal | None) -> None:
-        self._runner, self.codec, self.hands, self._head = runner, codec, hands, head
+        self._runner, self.codec, self.hands, self.head = runner, codec, hands, head
         self._journal = journal
         self.writer, self.clock = runner.writer, runner.around.clock
 
@@ -111,8 +111,8 @@ class RunHost:
         """What `current_run()` gives in that frame."""
         runner, writer = self._runner, self.writer
         if self._said is None:
-            info = msgspec.json.decode(self._head.info, type=Info)
-            self._said = msgspec.json.decode(self._head.metadata), info.nonce
+            info = msgspec.json.decode(self.head.info, type=Info)
+            self._said = msgspec.json.decode(self.head.metadata), info.nonce
         metadata, nonce = self._said
         return RunContext(
             id=writer.run,

@@ -7,6 +7,11 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from holdfast.core.ids import new_owner
 from holdfast.engine.shared import Shared
@@ -23,9 +28,12 @@ class Ownership:
     The heartbeat has a thread of its own, so it does not depend on the user's event loop being free.
     """
 
-    def __init__(self, store: Store, *, lease: float, heartbeat: float) -> None:
+    describe: Callable[[], dict[str, Any]] = staticmethod(dict)
+    """What this owner says of itself, asked for at every beat, on whatever thread."""
+
+    def __init__(self, store: Store, *, lease: float, heartbeat: float, name: str | None = None) -> None:
         self._store, self._lease, self._heartbeat = store, lease, heartbeat
-        self.owner = Owner(new_owner(), f"{socket.gethostname()}:{os.getpid()}")
+        self.owner = Owner(new_owner(), name or f"{socket.gethostname()}:{os.getpid()}")
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -49,7 +57,7 @@ class Ownership:
 
     async def _first_beat(self, begun: Shared[Exception | None]) -> None:
         try:
-            await asyncio.to_thread(self._store.beat, self.owner, self._lease)
+            await asyncio.to_thread(self._beat)
         except Exception as error:
             self._beginning = None  # whoever comes next tries again
             begun.set(error)
@@ -58,11 +66,14 @@ class Ownership:
         self._thread.start()
         begun.set(None)
 
+    def _beat(self) -> None:
+        self._store.beat(replace(self.owner, info=msgspec.json.encode(self.describe())), self._lease)
+
     def _run(self) -> None:
         # A loop that is gone drives nothing any more, whether or not somebody said so: let the lease run out.
         while not (self._stop.wait(self._heartbeat) or self._loop.is_closed()):
             try:
-                self._store.beat(self.owner, self._lease)
+                self._beat()
             except Exception as error:
                 # A missed beat only lets others take over sooner; the fence keeps that safe.
                 log.warning("holdfast: the heartbeat of %s failed: %s", self.owner.name, error)

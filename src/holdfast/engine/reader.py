@@ -12,7 +12,7 @@ from holdfast.core.checksum import verify
 from holdfast.core.events import events_of, last_step, when
 from holdfast.core.history import Fold, Point, Signal, last_kept, last_point, read_body, with_signal
 from holdfast.core.journal import Journal
-from holdfast.core.transitions import ENDED, shown_status
+from holdfast.core.transitions import ENDED, is_queued, shown_status
 from holdfast.engine.info import Info
 from holdfast.engine.registry import Registry
 from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError, UsageError
@@ -52,6 +52,10 @@ def _run_view(head: Head) -> Run:
         parent=head.parent,
         attempt=max(head.attempt, 1),
         waiting_for=head.waiting_for,
+        queue=head.queue,
+        priority=head.priority,
+        key=head.key,
+        starts_at=when(head.wake_at) if head.wake_at is not None and is_queued(head) else None,
         owner=head.owner if head.owned else None,
         created_at=when(head.created_at),
         started_at=None if head.started_at is None else when(head.started_at),

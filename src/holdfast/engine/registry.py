@@ -8,6 +8,7 @@ from holdfast.core.codec import Codec
 from holdfast.core.trail import type_name
 from holdfast.errors import FlowNotRegisteredError, UsageError
 from holdfast.flows.base import Flow
+from holdfast.model import Limit
 
 
 class Registry:
@@ -79,6 +80,13 @@ class Registry:
     def has(self, flow: str) -> bool:
         """Whether the program has that flow."""
         return flow in self._flows
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """How many runs of each flow that says so may be under way at once."""
+        # A shape of one's own need not know of limits.
+        limits = ((flow.name, getattr(flow, "limit", None)) for flow, _ in self._flows.values())
+        return tuple(Limit(name, limit.total, limit.per_key) for name, limit in limits if limit is not None)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 
 class Turns:
@@ -12,6 +13,8 @@ class Turns:
     def __init__(self, limit: int) -> None:
         self.free = limit
         """How many more runs may be driven right now."""
+        self.freed: Callable[[], object] = lambda: None
+        """Is told when a turn is free that nobody here waits for."""
         self._queue: deque[asyncio.Future[None]] = deque()
 
     def take(self) -> bool:
@@ -35,3 +38,4 @@ class Turns:
                 turn.set_result(None)
                 return
         self.free += 1
+        self.freed()

@@ -23,6 +23,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.info import Info, digest_of
 from holdfast.engine.listing import encode_metadata
 from holdfast.engine.live import LiveRun
+from holdfast.engine.queueing import HERE, Placing
 from holdfast.engine.reader import Reader
 from holdfast.engine.refusals import ended_error, refused
 from holdfast.engine.writer import RunWriter
@@ -51,14 +52,43 @@ class Verbs:
     # New runs
 
     async def start(
-        self, flow: Flow[Any], input: Any, run: str | None, metadata: dict[str, Any] | None, parent: str | None
+        self,
+        flow: Flow[Any],
+        input: Any,
+        run: str | None,
+        metadata: dict[str, Any] | None,
+        parent: str | None,
+        place: Placing = HERE,
     ) -> LiveRun:
         """A new run, live here."""
-        return await self._engine.bring_in(self._start(flow, input, run, metadata, parent))
+        return await self._engine.bring_in(self._start(flow, input, run, metadata, parent, place))
 
-    async def _start(
-        self, flow: Flow[Any], input: Any, run: str | None, metadata: dict[str, Any] | None, parent: str | None
-    ) -> LiveRun:
+    async def enqueue(
+        self,
+        flow: Flow[Any],
+        input: Any,
+        run: str | None,
+        metadata: dict[str, Any] | None,
+        parent: str | None,
+        place: Placing,
+    ) -> str:
+        """A new run in a queue; its id."""
+        head, _ = await self._engine.to_its_end(self._create(flow, input, run, metadata, parent, place))
+        return head.id
+
+    async def _start(self, *given: Any) -> LiveRun:
+        head, writer = await self._create(*given)
+        return self._engine.admit(head, writer, entries=writer.written)
+
+    async def _create(
+        self,
+        flow: Flow[Any],
+        input: Any,
+        run: str | None,
+        metadata: dict[str, Any] | None,
+        parent: str | None,
+        place: Placing,
+    ) -> tuple[Head, RunWriter]:
         engine = self._engine
         engine.registry.add(flow)
         run = new_id(flow.name) if run is None else check_id(run)
@@ -68,7 +98,7 @@ class Verbs:
         given = None if input is MISSING else input
         encoded = codec.encode(given, path="input")
         position = flow.start(given)
-        head, writer = await engine.create(
+        return await engine.create(
             run,
             flow.name,
             encoded if position.state is given else codec.encode(position.state),
@@ -77,8 +107,8 @@ class Verbs:
             metadata=encode_metadata(metadata),
             parent=parent,
             shape=(flow.total_steps, flow.step_names),
+            place=place,
         )
-        return engine.admit(head, writer, entries=writer.written)
 
     def digest(self, flow: Flow[Any], input: Any) -> str:
         """What tells this input of the flow from others."""

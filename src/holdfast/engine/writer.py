@@ -290,8 +290,8 @@ class RunWriter:
             fields["started_at"] = now
         if advances and self.attempt != 1:
             fields.setdefault("attempt", 1)
-        if self.status == RunStatus.WAITING and "status" in fields:
-            fields.setdefault("wake_at", None)
+        if "status" in fields and self.status in (RunStatus.WAITING, RunStatus.PENDING):
+            fields.setdefault("wake_at", None)  # it is due, or begun
         if self._waited and (stepped or status in ENDED):
             fields.setdefault("waiting_for", None)
         if segment.base != self.segment.base:
@@ -353,13 +353,24 @@ def _last_checkpoint(entries: Sequence[Entry]) -> Entry:
 
 
 async def create_run(
-    committer: Committer, clock: Clock, head: Head, tree: Tree, cursor: dict[str, Any], body: dict[str, Any]
+    committer: Committer,
+    clock: Clock,
+    head: Head,
+    tree: Tree,
+    cursor: dict[str, Any],
+    body: dict[str, Any],
+    *,
+    give_up: bool = False,
 ) -> RunWriter:
-    """A new run, durable when this returns. Raises RunExistsError when the id is taken."""
+    """A new run, durable when this returns; with `give_up` nobody owns it.
+
+    Raises RunExistsError when the id is taken.
+    """
     assert head.owner is not None
     encoded = dumps({**body, "state": tree, "branch": 0})
     entry = seal(head.id, 1, Kind.CREATED, head.fence, head.created_at, dumps(cursor), encoded)
-    commit = Commit(run=head.id, owner=head.owner, fence=head.fence, create=head, entries=(entry,))
+    change = HeadChange(owner=None) if give_up else None
+    commit = Commit(run=head.id, owner=head.owner, fence=head.fence, create=head, entries=(entry,), change=change)
     reply = await committer.commit(commit)
     if reply.refused is Refusal.EXISTS:
         raise RunExistsError(head.id)

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.context import Frame, Scope, here
 from holdfast.core.failures import describe
-from holdfast.core.policy import CheckpointPolicy, check_policy
+from holdfast.core.policy import CheckpointPolicy, RunLimit, check_limit, check_policy
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import (
     AnswerError,
@@ -82,8 +82,10 @@ class Agent:
         retry: RetryPolicy | None = None,
         timeout: float | None = None,
         policy: CheckpointPolicy | None = None,
+        limit: int | RunLimit | None = None,
     ) -> None:
         self.name, self.policy = check_name("an agent", name), check_policy(policy)
+        self.limit = check_limit(limit)
         what = f"agent {name}"
         if not callable(model):
             raise UsageError(f"{what}: a model is a function of (messages, tools), not {model!r}")

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from holdfast.context import Scope
-from holdfast.core.policy import CheckpointPolicy, check_policy
+from holdfast.core.policy import CheckpointPolicy, RunLimit, check_limit, check_policy
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import UsageError
 from holdfast.flows.base import KEEP, Position, Step
@@ -45,12 +45,13 @@ class FunctionFlow(Generic[P, C, R]):
         retry: RetryPolicy | None = None,
         timeout: float | None = None,
         policy: CheckpointPolicy | None = None,
+        limit: int | RunLimit | None = None,
     ) -> None:
         if not inspect.isroutine(inspect.unwrap(fn)):
             raise UsageError(f"@flow marks a function, def or async def, not {fn!r}")
         self._step: Step[..., Any] = Step(fn, retry=retry, timeout=timeout)
         self.name = check_name("a flow", name or self._step.name)
-        self.policy = check_policy(policy)
+        self.policy, self.limit = check_policy(policy), check_limit(limit)
         self._declared, self._takes_input = _input_of(fn, self.name)
         wear(self, fn)
 
@@ -149,6 +150,7 @@ def flow(
     retry: RetryPolicy | None = None,
     timeout: float | None = None,
     policy: CheckpointPolicy | None = None,
+    limit: int | RunLimit | None = None,
 ) -> _Mark: ...
 
 
@@ -160,6 +162,7 @@ def flow(
     retry: RetryPolicy | None = None,
     timeout: float | None = None,
     policy: CheckpointPolicy | None = None,
+    limit: int | RunLimit | None = None,
 ) -> Any:
     """Make a flow of a function, `def` or `async def`, with ifs, loops and try; `@flow` and `@flow(...)` both work.
 
@@ -168,4 +171,4 @@ def flow(
     """
     if fn is not None:
         return FunctionFlow(fn)
-    return lambda function: FunctionFlow(function, name=name, retry=retry, timeout=timeout, policy=policy)
+    return lambda function: FunctionFlow(function, name=name, retry=retry, timeout=timeout, policy=policy, limit=limit)

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from holdfast.context import Scope
-from holdfast.core.policy import CheckpointPolicy, check_policy
+from holdfast.core.policy import CheckpointPolicy, RunLimit, check_limit, check_policy
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import TooManyStepsError, UnknownTargetError, UsageError
 from holdfast.flows.base import Position, Step
@@ -59,10 +59,17 @@ class Graph(Generic[S]):
         state: None = None,
         max_steps: int = 256,
         policy: CheckpointPolicy | None = None,
+        limit: int | RunLimit | None = None,
     ) -> None: ...
     @overload
     def __init__(
-        self, name: str, *, state: type[S], max_steps: int = 256, policy: CheckpointPolicy | None = None
+        self,
+        name: str,
+        *,
+        state: type[S],
+        max_steps: int = 256,
+        policy: CheckpointPolicy | None = None,
+        limit: int | RunLimit | None = None,
     ) -> None: ...
 
     def __init__(
@@ -72,8 +79,10 @@ class Graph(Generic[S]):
         state: type[S] | None = None,
         max_steps: int = 256,
         policy: CheckpointPolicy | None = None,
+        limit: int | RunLimit | None = None,
     ) -> None:
         self.name, self.policy, self._state = check_name("a graph", name), check_policy(policy), state
+        self.limit = check_limit(limit)
         if type(max_steps) is not int or max_steps < 1:
             raise UsageError(f"graph {name}: max_steps={max_steps!r} must be a whole number of at least 1")
         self.max_steps = max_steps

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 from holdfast.context import Scope
-from holdfast.core.policy import CheckpointPolicy, check_policy
+from holdfast.core.policy import CheckpointPolicy, RunLimit, check_limit, check_policy
 from holdfast.errors import UsageError
 from holdfast.flows.base import AdvanceFn, End, Position, Step, as_step
 from holdfast.flows.input import fit_input
@@ -35,6 +35,7 @@ class Pipeline(Generic[S]):
         state: None = None,
         total: int | None = None,
         policy: CheckpointPolicy | None = None,
+        limit: int | RunLimit | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -45,6 +46,7 @@ class Pipeline(Generic[S]):
         state: type[S],
         total: int | None = None,
         policy: CheckpointPolicy | None = None,
+        limit: int | RunLimit | None = None,
     ) -> None: ...
 
     def __init__(
@@ -55,8 +57,10 @@ class Pipeline(Generic[S]):
         state: type[S] | None = None,
         total: int | None = None,
         policy: CheckpointPolicy | None = None,
+        limit: int | RunLimit | None = None,
     ) -> None:
         self.name, self.policy = check_name("a pipeline", name), check_policy(policy)
+        self.limit = check_limit(limit)
         self._state = state
         self._loop = callable(steps)
         self._total = total

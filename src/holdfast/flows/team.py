@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.context import Scope
-from holdfast.core.policy import CheckpointPolicy, check_policy
+from holdfast.core.policy import CheckpointPolicy, RunLimit, check_limit, check_policy
 from holdfast.core.types import has_fields
 from holdfast.errors import TooManyStepsError, UnknownTargetError, UsageError
 from holdfast.flows.base import Position, Step, as_step
@@ -77,8 +77,10 @@ class Team:
         on_response: Callable[..., Any] | None = None,
         on_step: Callable[..., Any] | None = None,
         policy: CheckpointPolicy | None = None,
+        limit: int | RunLimit | None = None,
     ) -> None:
         self.name, self.policy = check_name("a team", name), check_policy(policy)
+        self.limit = check_limit(limit)
         self.max_turns, self._on_max_turns = max_turns, on_max_turns
         self._hooks: dict[str, Any] = {"on_request": on_request, "on_response": on_response, "on_step": on_step}
         self.subflows: list[Any] = []

@@ -1,0 +1,77 @@
+"""Removes the history that has expired by the policies' `ttl`."""
+
+from __future__ import annotations
+
+import logging
+
+from holdfast.core.checksum import seal
+from holdfast.core.codec import dumps
+from holdfast.core.history import last_point, rebased
+from holdfast.core.transitions import ENDED, UNOWNED
+from holdfast.engine.engine import Engine
+from holdfast.errors import StoreDamagedError, StoreError
+from holdfast.model import Claim, Commit, HeadChange, Kind, Query
+
+log = logging.getLogger("holdfast")
+
+_EVERYTHING = 1_000_000_000
+
+
+class Pruning:
+    """Belongs to one runtime."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._warned: set[str] = set()
+
+    async def prune_quietly(self) -> None:
+        """Prune once, as a store is opened; trouble is left for whoever writes next to report."""
+        try:
+            await self.prune()
+        except StoreError as error:
+            log.warning("holdfast: could not remove expired history: %s", error)
+
+    async def prune(self) -> int:
+        """Remove the history that has expired; how many runs lost some."""
+        expired = await self._engine.store.list_heads(Query(expired_by=self._engine.clock.now(), limit=_EVERYTHING))
+        ids = tuple(head.id for head in expired if not head.owned)
+        return await self._engine.to_its_end(self._prune(ids)) if ids else 0
+
+    async def _prune(self, ids: tuple[str, ...]) -> int:
+        claims = await self._engine.custody.claim(Query(ids=ids, states=UNOWNED, limit=len(ids)))
+        pruned = 0
+        while claims:
+            try:
+                await self._drop_expired(claims[-1])
+                pruned += 1
+            except StoreDamagedError as error:
+                # As with recovery: a damaged run is reported and left alone; the others go on.
+                self._warn(claims[-1].head.id, error)
+                await self._engine.custody.give_back(claims[-1])
+            except StoreError:
+                for claim in claims:
+                    await self._engine.custody.give_back(claim)
+                raise
+            claims.pop()
+        return pruned
+
+    async def _drop_expired(self, claim: Claim) -> None:
+        """A run that has ended keeps its head alone; any other keeps its last checkpoint."""
+        head = claim.head
+        last = claim.entries[-1]
+        if head.status in ENDED:
+            body = dumps({"expired": True}) if last.kind == Kind.COMPLETED else last.body
+            kept = seal(head.id, last.seq, last.kind, last.fence, last.at, last.cursor, body)
+            base = kept.seq
+        else:
+            point = last_point(head.id, claim.entries)
+            kept, base = rebased(head.id, point), point.base
+        change = HeadChange(owner=None, attempt=head.attempt - 1, expires_at=None, floor=kept.seq, base=base)
+        await self._engine.committer.commit(
+            Commit(run=head.id, owner=self._engine.ownership.id, fence=head.fence, rebase=kept, change=change)
+        )
+
+    def _warn(self, run: str, error: StoreDamagedError) -> None:
+        if run not in self._warned:
+            self._warned.add(run)
+            log.warning("holdfast: the history of run %s was not removed: %s", run, error)

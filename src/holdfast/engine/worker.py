@@ -1,0 +1,145 @@
+"""Takes up what nobody drives, as long as there is room: what waits in a queue, what the dead left, what is due.
+
+Looking once at the start is not enough: a run whose owner dies later, or whose lease runs out later, must be
+found too. Changes in the store wake the worker at once; it looks now and then all the same, so nothing depends on that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from msgspec.structs import replace
+
+from holdfast.core.transitions import RECOVERABLE, WAITS
+from holdfast.engine.engine import Engine
+from holdfast.engine.pruning import Pruning
+from holdfast.engine.recovery import Recovery
+from holdfast.errors import StoreError
+from holdfast.model import Head, Query
+
+log = logging.getLogger("holdfast")
+
+_PAGE = 200
+_EVERYTHING = 1_000_000_000
+_CHILDREN_EVERY = 10.0
+_LEFT_ALONE = 60.0
+_SOON = 0.002
+
+
+class Worker:
+    """Belongs to one runtime."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        recovery: Recovery,
+        pruning: Pruning,
+        children_ended: Callable[[Head], Awaitable[bool]],
+        *,
+        queues: tuple[str, ...] | None,
+        poll: float,
+    ) -> None:
+        """`children_ended` tells whether a child that the run waits for has ended; `queues` None are all."""
+        self._engine, self._recovery, self._pruning, self._children_ended = engine, recovery, pruning, children_ended
+        self._queues, self._poll = queues, poll
+        self._unfit: dict[str, float] = {}
+        """By run, on the loop's clock: those that could not be gone on with are left alone until then."""
+        self._tidy_at = self._children_at = 0.0
+        self._freed: asyncio.Future[None] | None = None
+        self.looked_at: float | None = None
+        """When the worker last looked and the store answered, on the loop's clock."""
+        engine.turns.freed = self._look_soon
+
+    async def work(self) -> None:
+        """Take up what is found, until cancelled."""
+        loop, seen, rest = asyncio.get_running_loop(), 0, _SOON
+        while True:
+            try:
+                if self.looked_at is None:
+                    await self._engine.ownership.begin()  # who waits for work is seen to do so
+                found = await self._look()
+                await self._tidy(loop.time())
+                self.looked_at = loop.time()
+                # What changes all the time and comes to nothing is looked at less often.
+                rest = _SOON if found else min(rest * 2, self._poll / 10)
+                await asyncio.sleep(rest)
+                seen = await self._wait(seen)
+            except StoreError as error:
+                log.warning("holdfast: could not look for runs to take up: %s", error)
+                await asyncio.sleep(self._poll)
+
+    async def _wait(self, seen: int) -> int:
+        """Return when there may be more to claim, when a turn is free again, or after a while."""
+        self._freed = freed = asyncio.get_running_loop().create_future()
+        if self._engine.turns.free <= 0:
+            # Whatever comes, there is no room for it.
+            await asyncio.wait({freed}, timeout=self._poll)
+            return seen
+        change = asyncio.ensure_future(self._engine.store.wait_change(seen, self._poll, ready=True))
+        try:
+            await asyncio.wait({change, freed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            freed.cancel()
+            if not change.done():
+                change.cancel()
+        return change.result() if change.done() and not change.cancelled() else seen
+
+    def _look_soon(self) -> None:
+        if self._freed is not None and not self._freed.done():
+            self._freed.set_result(None)
+
+    async def _look(self) -> bool:
+        """Take up all that there is room for; whether anything was. What has begun already goes first."""
+        await self._engine.custody.release()
+        if not (names := self._engine.registry.names):
+            return False
+        now = self._engine.clock.now()
+        mine = Query(flows=names, queues=self._queues, in_turn=True, limits=self._engine.registry.limits)
+        taken = await self._claim(replace(mine, states=WAITS, due_by=now))
+        taken += await self._claim(replace(mine, states=WAITS, has_mail=True))
+        taken += await self._claim(replace(mine, states=RECOVERABLE, idle_by=now))
+        return taken > 0
+
+    async def _claim(self, query: Query) -> int:
+        taken = 0
+        while (room := min(self._engine.turns.free, _PAGE)) > 0 and not self._engine.closing:
+            query = replace(query, limit=room, but=(*self._left_alone(), *self._engine.live))
+            found = await self._engine.to_its_end(self._take_up(query))
+            taken += found
+            if found < room:
+                break
+        return taken
+
+    async def _take_up(self, query: Query) -> int:
+        claims = await self._engine.custody.claim(query)
+        for claim in claims:
+            if await self._recovery.take(claim) is None:
+                self._unfit[claim.head.id] = asyncio.get_running_loop().time() + _LEFT_ALONE
+        return len(claims)
+
+    def _left_alone(self) -> tuple[str, ...]:
+        now = asyncio.get_running_loop().time()
+        self._unfit = {run: until for run, until in self._unfit.items() if until > now}
+        return tuple(self._unfit)
+
+    async def _tidy(self, now: float) -> None:
+        """What need not be done at every look."""
+        if now < self._tidy_at:
+            return
+        self._tidy_at = now + self._poll
+        await self._recovery.warn_of_strangers()
+        await self._pruning.prune()
+        if now >= self._children_at:
+            self._children_at = now + _CHILDREN_EVERY
+            await self._wake_parents()
+
+    async def _wake_parents(self) -> None:
+        """Take up those of whose children one has ended without telling: its process died in between."""
+        query = Query(states=WAITS, flows=self._engine.registry.names, queues=self._queues, limit=_EVERYTHING)
+        heads = await self._engine.store.list_heads(query)
+        parents = [head for head in heads if "child run" in (head.waiting_for or "")]
+        ready = [head for head in parents if await self._children_ended(head)]
+        if ready and (room := self._engine.turns.free) > 0:
+            await self._recovery.wake(ready[:room])
