@@ -1,0 +1,201 @@
+"""A Redis store whose keys somebody changed, or the server dropped: told by name, and nothing half written."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+
+from holdfast.errors import StoreDamagedError, StoreError, StoreVersionError
+from holdfast.model import HeadChange, Mail, Query, Refusal
+from holdfast.store.redis import RedisStore
+from holdfast.testing.build import BOB, CAROL, commit, create, entry, owner
+from servers.redis import clear, new_prefix, shared_server
+
+
+@pytest.fixture
+def prefix() -> Iterator[str]:
+    prefix = new_prefix()
+    yield prefix
+    clear(shared_server(), prefix)
+
+
+@pytest.fixture
+def client() -> Iterator[redis.Redis]:
+    with shared_server().client() as client:
+        yield client
+
+
+@pytest.fixture
+async def store(prefix: str) -> AsyncIterator[RedisStore]:
+    """A store with two runs that have all that a run can have."""
+    store = RedisStore(shared_server().url(prefix))
+    await store.open()
+    await store.commit([create(run, parent="above", wake_at=9.0, expires_at=8e9) for run in ("bad", "good")])
+    for run in ("bad", "good"):
+        for key in ("taken", "waiting"):
+            await store.post_mail(run, Mail("answer", b"1", key))
+        await store.commit([commit(run, 2, 3, take=(1,))])
+    yield store
+    await store.close()
+
+
+def replaced(client: redis.Redis, key: str) -> None:
+    """Put a key of a type that the store never uses in its place."""
+    client.delete(key)
+    client.set(key, "not ours")
+
+
+def dropped(client: redis.Redis, key: str) -> None:
+    """Do what an eviction does."""
+    client.delete(key)
+
+
+Harm = Callable[[redis.Redis, str], None]
+HARMS: list[Any] = [replaced, dropped]
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("kind", ["head", "log", "mail", "used"])
+async def test_a_harmed_run_is_named_and_the_others_go_on(
+    store: RedisStore, client: redis.Redis, prefix: str, kind: str, harm: Harm
+) -> None:
+    harm(client, f"{prefix}:{kind}:bad")
+    for attempt in (
+        lambda: store.commit([commit("bad", 4)]),
+        lambda: store.read_heads(["bad"]),
+        lambda: store.read_entries("bad"),
+        lambda: store.post_mail("bad", Mail("send")),
+    ):
+        with pytest.raises(StoreDamagedError) as raised:
+            await attempt()
+        assert raised.value.run_id == "bad"
+    replies = await store.commit([commit("bad", 4), commit("good", 4), create("bad")])
+    assert [reply.refused for reply in replies] == [Refusal.STALE, None, Refusal.EXISTS]
+    assert [entry.seq for entry in await store.read_entries("good")] == [1, 2, 3, 4]
+    assert [claim.head.id for claim in await store.claim_runs(Query(), BOB)] == ["good"]
+    assert "good" in [head.id for head in await store.list_heads(Query())]
+    assert {run for run, _ in await store.inspect()} == {"bad"}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("kind", ["head", "log", "mail", "used"])
+async def test_a_harmed_run_can_be_deleted_and_leaves_nothing_behind(
+    store: RedisStore, client: redis.Redis, prefix: str, kind: str, harm: Harm
+) -> None:
+    harm(client, f"{prefix}:{kind}:bad")
+    assert await store.delete_run("bad") is True
+    assert await store.inspect() == []
+    (reply,) = await store.commit([create("bad")])
+    assert reply.refused is None
+    assert [mail.key for mail in (await store.commit([commit("good")]))[0].mail] == ["waiting"]
+
+
+@pytest.mark.parametrize("field", ["fence", "seq", "first", "place", "status", "created_at", "mails", "rev", "wake_at"])
+async def test_a_head_that_was_tampered_with_is_named(
+    store: RedisStore, client: redis.Redis, prefix: str, field: str
+) -> None:
+    if field in ("status", "place"):
+        client.hdel(f"{prefix}:head:bad", field)
+    else:
+        client.hset(f"{prefix}:head:bad", field, "no number")
+    with pytest.raises(StoreDamagedError) as raised:
+        await store.read_heads(["bad"])
+    assert raised.value.run_id == "bad"
+    assert [head.id for head in await store.list_heads(Query(ids=("good", "bad")))] == ["good"]
+    assert "bad" in {run for run, _ in await store.inspect()} or field == "created_at"
+
+
+async def test_an_entry_that_is_no_entry_is_named(store: RedisStore, client: redis.Redis, prefix: str) -> None:
+    client.lset(f"{prefix}:log:bad", 1, b"\xff\xfe not one of ours")
+    with pytest.raises(StoreDamagedError) as raised:
+        await store.read_entries("bad")
+    assert raised.value.run_id == "bad"
+
+
+OPERATIONS: dict[str, Callable[[RedisStore], Awaitable[Any]]] = {
+    "commit": lambda store: store.commit(
+        [
+            commit("good", 4, change=HeadChange(status="failed", owner=None, wake_at=7.0, expires_at=9e9), take=(2,)),
+            commit("bad", 4, 5, rebase=entry(2), change=HeadChange(status="waiting", owner=BOB, expires_at=None)),
+            create("new", parent="above"),
+        ]
+    ),
+    "claim": lambda store: store.claim_runs(Query(), BOB),
+    "claim in turn": lambda store: store.claim_runs(Query(in_turn=True), BOB),
+    "mail": lambda store: store.post_mail("good", Mail("answer", b"1", "new")),
+    "delete": lambda store: store.delete_run("good"),
+    "retire": lambda store: store.retire_owner(CAROL),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_whatever_key_is_of_another_type_nothing_is_half_written(
+    store: RedisStore, client: redis.Redis, prefix: str, name: str
+) -> None:
+    store.beat(owner(CAROL), 1000.0)
+    await store.commit([create("free", owner=None, status="pending")])
+    keys = {key.decode(): client.dump(key) for key in client.scan_iter(match=f"{prefix}:*", count=1000)}
+    assert len(keys) > 20
+    for key in keys:
+        replaced(client, key)
+        with suppress(StoreDamagedError):
+            await OPERATIONS[name](store)
+        if client.type(key) == b"string":  # unless it was the key of a run that has been deleted
+            client.restore(key, 0, keys[key], replace=True)
+        assert await store.inspect() == [], key
+        for other in client.scan_iter(match=f"{prefix}:*", count=1000):
+            client.delete(other)
+        for other, content in keys.items():
+            client.restore(other, 0, content)
+
+
+async def test_a_store_of_a_newer_version_is_refused_unchanged(
+    store: RedisStore, client: redis.Redis, prefix: str
+) -> None:
+    client.hset(f"{prefix}:meta", "version", "999")
+    before = {key: client.dump(key) for key in client.scan_iter(match=f"{prefix}:*", count=1000)}
+    with pytest.raises(StoreVersionError) as raised:
+        await RedisStore(shared_server().url(prefix)).open()
+    assert (raised.value.found, raised.value.supported) == (999, 1)
+    assert {key: client.dump(key) for key in client.scan_iter(match=f"{prefix}:*", count=1000)} == before
+
+
+@pytest.mark.parametrize("version", ["0", "-1", "one", "", "1.0"])
+async def test_a_version_that_never_was_is_damage(
+    store: RedisStore, client: redis.Redis, prefix: str, version: str
+) -> None:
+    client.hset(f"{prefix}:meta", "version", version)
+    with pytest.raises(StoreDamagedError, match="version"):
+        await RedisStore(shared_server().url(prefix)).open()
+
+
+@pytest.mark.parametrize("harm", HARMS)
+async def test_a_store_without_its_version_is_damaged_and_not_begun_anew(
+    store: RedisStore, client: redis.Redis, prefix: str, harm: Harm
+) -> None:
+    harm(client, f"{prefix}:meta")
+    with pytest.raises(StoreDamagedError):
+        await RedisStore(shared_server().url(prefix)).open()
+
+
+async def test_with_create_false_a_prefix_without_a_store_is_refused_and_stays_empty(client: redis.Redis) -> None:
+    empty = new_prefix()
+    with pytest.raises(StoreError, match="does not exist"):
+        await RedisStore(shared_server().url(empty), create=False).open()
+    assert list(client.scan_iter(match=f"{empty}*", count=1000)) == []
+
+
+async def test_prefixes_do_not_see_each_other(store: RedisStore, prefix: str) -> None:
+    other = RedisStore(shared_server().url(f"{prefix}.b"))
+    await other.open()
+    await other.commit([create("bad", flow="other")])
+    assert [head.flow for head in await other.list_heads(Query())] == ["other"]
+    assert {head.flow for head in await store.list_heads(Query())} == {"flow"}
+    assert await store.inspect() == []
+    assert await other.inspect() == []
+    await other.close()
+    clear(shared_server(), f"{prefix}.b")
