@@ -30,6 +30,7 @@ CONNECT_WITHIN = 5.0
 _CONNECTIONS = 8
 _inherited: list[object] = []  # kept so that a forked child never touches its parent's connections
 
+_NOT_LET_IN = ("NOAUTH", "WRONGPASS", "invalid username-password pair")
 _REFUSED = ("OOM", "MISCONF", "READONLY", "NOREPLICAS", "LOADING", "BUSY", "MASTERDOWN", "NOPERM")
 
 
@@ -52,7 +53,7 @@ class translated:
 
 def _ours(where: str, error: redis.RedisError | OSError) -> StoreUnavailableError | StoreDamagedError:
     text = str(error)
-    if isinstance(error, redis.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS")):
+    if isinstance(error, redis.AuthenticationError) or any(word in text for word in _NOT_LET_IN):
         return StoreUnavailableError(f"{where} does not accept the user or the password. Name others in the URL.")
     if isinstance(error, redis.ResponseError) and "WRONGTYPE" in text:
         return StoreDamagedError(None, None, f"{where}: a key of the store is of another type")
@@ -63,7 +64,7 @@ def _ours(where: str, error: redis.RedisError | OSError) -> StoreUnavailableErro
     if isinstance(error, redis.ResponseError):
         return StoreUnavailableError(f"{where} answered with an error: {text}. `holdfast doctor` looks for damage.")
     return StoreUnavailableError(
-        f"{where} cannot be reached, or the connection was lost: {text}. What was under way may have happened or not, "
+        f"{where} cannot be reached, or the connection was lost: {text.rstrip('.')}. What was under way may have happened or not, "
         f"and is not counted as done; see that the server is up, then run it again."
     )
 
