@@ -64,8 +64,8 @@ def _ours(where: str, error: redis.RedisError | OSError) -> StoreUnavailableErro
     if isinstance(error, redis.ResponseError):
         return StoreUnavailableError(f"{where} answered with an error: {text}. `holdfast doctor` looks for damage.")
     return StoreUnavailableError(
-        f"{where} cannot be reached, or the connection was lost: {text.rstrip('.')}. What was under way may have happened or not, "
-        f"and is not counted as done; see that the server is up, then run it again."
+        f"{where} cannot be reached, or the connection was lost: {text.rstrip('.')}. What was under way may have "
+        f"happened or not, and is not counted as done; see that the server is up, then run it again."
     )
 
 
