@@ -117,7 +117,7 @@ class _Checkup:
         if first is None or last is None:
             self._note(None, "the run has no log")
             return
-        if first.seq > head.floor:
+        if first.seq > head.floor and not self._has_lapsed():
             self._note(head.floor, "the entry is missing")
         if last.fence > head.fence:
             self._note(last.seq, "it was written under a fence that the run has not reached")
@@ -133,8 +133,13 @@ class _Checkup:
         if point is not None and point.base != head.base:
             self._note(point.seq, f"its segment begins at {point.base}, but the run says {head.base}")
         expired = head.status in ENDED and (last.kind != Kind.COMPLETED or "expired" in read_body(head.id, last))
-        if point is None and not expired:
+        if point is None and not expired and not self._has_lapsed():
             self._note(None, "no checkpoint is left in its log")
+
+    def _has_lapsed(self) -> bool:
+        """Whether the store itself may have dropped all but the last entry, when it expired; the next prune says so."""
+        head, first = self._head, self._first
+        return head.status in ENDED and head.expires_at is not None and first is not None and first.seq == head.seq
 
 
 def _broken(run: str | None, what: str, error: Exception) -> Problem:
