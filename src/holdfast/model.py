@@ -304,6 +304,23 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """How many runs it drives at once, if it takes runs from queues."""
 
 
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """How a runtime that takes runs from queues is."""
+
+    well: bool
+    """Whether it looks for runs, and the store answered not long ago."""
+    state: str
+    """"working", "stopping", or "stuck": the store does not answer, or the event loop is held up."""
+    id: str
+    name: str
+    queues: tuple[str, ...] | None
+    runs: int
+    """How many it drives right now."""
+    concurrency: int
+    looked: float | None
+    """How many seconds ago the store last answered when it looked for runs; None when it has not yet."""
+
+
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A run's state and position after a step. Its id is RUN@SEQ."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -31,13 +32,14 @@ from holdfast.engine.waking import Waker
 from holdfast.engine.worker import Worker as RunTaker
 from holdfast.errors import RunNotFoundError, UsageError
 from holdfast.flows.base import Flow
-from holdfast.model import Ask, Call, Checkpoint, Event, Problem, Run, RunStatus, Worker
+from holdfast.model import Ask, Call, Checkpoint, Event, Health, Problem, Run, RunStatus, Worker
 from holdfast.store.base import Store
 from holdfast.store.locate import default_location, locate
 
 R = TypeVar("R")
 
 _PAGE = 100
+_STUCK_AFTER = 10.0
 
 
 class Settings(TypedDict, total=False):
@@ -173,6 +175,7 @@ class Runtime:
         self._engine: Engine | None = None
         self._verbs: Verbs | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._worker: RunTaker | None = None
         self._hurry: asyncio.Event | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -362,6 +365,26 @@ class Runtime:
         return [run_view(head) for head in await self._recovery.interrupted()]
 
     # Looking
+
+    def health(self) -> Health:
+        """How this runtime, opened with recover=True, is; safe to ask from any thread, whatever the event loop does."""
+        engine, worker = self._engine, self._worker
+        if worker is None:
+            raise UsageError("health() is that of a worker: open the Runtime with recover=True")
+        concurrency = self._settings["concurrency"]
+        looked = None if worker.looked_at is None else max(time.monotonic() - worker.looked_at, 0.0)
+        stopping = engine is None or engine.closing
+        stuck = looked is None or looked > _STUCK_AFTER
+        return Health(
+            well=not stopping and not stuck,
+            state="stopping" if stopping else "stuck" if stuck else "working",
+            id=worker.owner.id,
+            name=worker.owner.name,
+            queues=self._queues,
+            runs=0 if engine is None else len(engine.live),
+            concurrency=concurrency,
+            looked=looked,
+        )
 
     async def workers(self) -> builtins.list[Worker]:
         """Everybody who drives runs of this store, or would take them from its queues, the living first."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 
 from holdfast import __version__
-from holdfast.cli import demo, driving, reading, steering, talking
+from holdfast.cli import demo, driving, reading, steering, talking, working
 from holdfast.cli.codes import Exit, code_of, table
 from holdfast.cli.explaining import Typed, error_object, message_of, trace_of
 from holdfast.cli.output import as_json, debugging, out, prepare, say, say_trace, shown
@@ -60,6 +60,9 @@ for _command in (
     steering.cancel,
     steering.delete,
     driving.fork,
+    working.start,
+    working.worker,
+    working.workers,
     reading.doctor,
 ):
     holdfast.add_command(_command)

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -22,8 +23,9 @@ from holdfast.cli.places import place
 from holdfast.cli.waiting import OpenWaits, Wait, with_children
 from holdfast.core.ids import check_id, parse_ref
 from holdfast.engine.doctor import examine
+from holdfast.engine.staff import why_not_taken
 from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError
-from holdfast.model import Call, Checkpoint, Event, Problem, Run, RunStatus
+from holdfast.model import Call, Checkpoint, Event, Problem, Run, RunStatus, Worker
 from holdfast.runtime import Runtime
 from holdfast.store.locate import default_location, locate
 
@@ -60,33 +62,55 @@ def ls(
         runs = runtime.list(
             status=status or None, flow=[read_text(name) for name in flow] or None, metadata=metadata, limit=limit
         )
+        held_up = HeldUp(runtime)
         if json_:
             for run in runs:
-                out(as_json(run))
+                why = held_up.why(run)
+                out(as_json(run) if why is None else as_json(msgspec.to_builtins(run) | {"held_up": why}))
         else:
-            _print_list(runs)
+            _print_list(runs, held_up)
     return Exit.OK
 
 
-def _print_list(runs: Iterator[Run]) -> None:
+def _print_list(runs: Iterator[Run], held_up: HeldUp) -> None:
     first = next(runs, None)
     if first is None:
         say("no runs")
     else:
         columns = ("run", "status", "flow", "steps", "next", "changed")
         waiting: set[str] = set()
-        print_table(columns, _rows(chain([first], runs), waiting), crop=("flow", "next"), head=False)
+        print_table(columns, _rows(chain([first], runs), waiting, held_up), crop=("flow", "next"), head=False)
         if waiting and sys.stdout.isatty():
             one = typed().line("show", waiting.pop() if len(waiting) == 1 else "RUN")
             say(f"{shown(one)} says what to type for a run that waits")
 
 
-def _rows(runs: Iterable[Run], waiting: set[str]) -> Iterator[tuple[object, ...]]:
+def _rows(runs: Iterable[Run], waiting: set[str], held_up: HeldUp) -> Iterator[tuple[object, ...]]:
     """The lines of the list; the runs that wait are put into the set."""
     for run in runs:
         if run.status == RunStatus.WAITING:
             waiting.add(run.id)
-        yield run.id, run.status, run.flow, _steps(run), _next(run), time_of(run.updated_at)
+        yield run.id, run.status, run.flow, _steps(run), held_up.why(run) or _next(run), time_of(run.updated_at)
+
+
+class HeldUp:
+    """Says of a run that waits for a worker why none takes it up. Who works is asked for once, and only if need be."""
+
+    def __init__(self, runtime: BlockingRuntime) -> None:
+        self._runtime = runtime
+        self._staff: list[Worker] | None = None
+
+    def why(self, run: Run) -> str | None:
+        """The reason; None when there is none, or when the run waits for no worker."""
+        if run.status not in (RunStatus.PENDING, RunStatus.INTERRUPTED) or run.owner is not None:
+            return None
+        if run.starts_at is not None and run.starts_at > datetime.now(UTC):
+            return f"starts {time_of(run.starts_at)}"
+        if self._staff is None:
+            self._staff = self._runtime.workers()
+        works = any(worker.alive and worker.queues != () for worker in self._staff)
+        # Without any worker, what was interrupted waits for its command to be typed again.
+        return why_not_taken(run, self._staff) if works or run.starts_at is not None else None
 
 
 def _next(run: Run) -> str:

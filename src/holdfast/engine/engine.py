@@ -240,11 +240,13 @@ class Engine:
             error = f"given up after {writer.attempt - 1} crashes in step {name!r} without progress"
             return await self._give_up(head, writer, name, error)
         entries = await self._for_retention(head)
-        if not writer.written:
+        begun = head.status != RunStatus.PENDING or head.started_at is not None
+        if not writer.written and begun:
             writer.marks_due += ((Kind.RESUMED, {"from": writer.checkpoint_seq}),)
         self._note_shape(head, writer)
         msgspec.json.decode(head.metadata)  # what cannot be read is found before anything runs, not by the code inside
-        self._show("resumed", head.id, step=name, data={"from": writer.checkpoint_seq})
+        if begun:
+            self._show("resumed", head.id, step=name, data={"from": writer.checkpoint_seq})
         journal = Journal.of(head.id, claim.entries)
         live = self.admit(head, writer, entries=entries, failures=failures, retry_at=retry_at, journal=journal)
         self.drive(live)

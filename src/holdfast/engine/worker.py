@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
@@ -49,7 +50,8 @@ class Worker:
         self._tidy_at = self._children_at = 0.0
         self._freed: asyncio.Future[None] | None = None
         self.looked_at: float | None = None
-        """When the worker last looked and the store answered, on the loop's clock."""
+        """When the worker last looked and the store answered, on the monotonic clock."""
+        self.owner = engine.ownership.owner
         engine.turns.freed = self._look_soon
 
     async def work(self) -> None:
@@ -61,7 +63,7 @@ class Worker:
                     await self._engine.ownership.begin()  # who waits for work is seen to do so
                 found = await self._look()
                 await self._tidy(loop.time())
-                self.looked_at = loop.time()
+                self.looked_at = time.monotonic()
                 # What changes all the time and comes to nothing is looked at less often.
                 rest = _SOON if found else min(rest * 2, self._poll / 10)
                 await asyncio.sleep(rest)
