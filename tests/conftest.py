@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from holdfast import Runtime
 from holdfast.store.base import Store
 from holdfast.store.files import FilesStore
+from holdfast.store.locate import locate
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import ManualClock
@@ -55,8 +57,29 @@ def postgres(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterat
         yield server
 
 
+@pytest.fixture(scope="session")
+def postgres_store(postgres: PostgresServer) -> Iterator[str]:
+    """The name of a schema with the tables of a store, for all tests of this worker."""
+    with postgres.schema() as name:
+        asyncio.run(_make(postgres.url(name)))
+        yield name
+
+
+async def _make(url: str) -> None:
+    store = locate(url)
+    await store.open()
+    await store.close()
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer, postgres_store: str) -> Iterator[str]:
+    """The URL of a store with nothing in it."""
+    yield postgres.url(postgres_store)
+    postgres.clear(postgres_store)
+
+
 @pytest.fixture
 def postgres_schema(postgres: PostgresServer) -> Iterator[str]:
-    """The name of a schema for this test alone."""
+    """The name of a schema that is not there, for this test alone."""
     with postgres.schema() as name:
         yield name

@@ -16,9 +16,9 @@ class TestPostgresStore(StoreContract):
     capabilities = frozenset({"durable", "shared"})
 
     @pytest.fixture
-    def make_store(self, postgres: PostgresServer, postgres_schema: str) -> Callable[[], Store]:
-        self.server, self.schema = postgres, postgres_schema
-        return lambda: PostgresStore(postgres.url(postgres_schema))
+    def make_store(self, postgres: PostgresServer, postgres_store: str, postgres_url: str) -> Callable[[], Store]:
+        self.server, self.schema = postgres, postgres_store
+        return lambda: PostgresStore(postgres_url)
 
     async def pass_time(self, clock: ManualClock, seconds: float) -> None:
         # The server's clock cannot be moved: what it has written down is moved back instead.

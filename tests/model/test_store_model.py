@@ -25,11 +25,13 @@ from holdfast.model import Claim, Commit, Head, HeadChange, Limit, Mail, Query, 
 from holdfast.store.base import Store
 from holdfast.store.files import FilesStore, anchors
 from holdfast.store.memory import MemoryStore
+from holdfast.store.postgres import PostgresStore
 from holdfast.store.redis import RedisStore
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import ManualClock
 from holdfast.testing.build import ALICE, BOB, CAROL, entry, head, owner
 from servers import redis
+from servers.postgres import PostgresServer
 
 T = TypeVar("T")
 Make = Callable[[Path, Clock], Store]
@@ -299,13 +301,28 @@ def test_a_store_does_what_the_store_in_memory_does(name: str, monkeypatch: pyte
     if "anchors" in name:
         for setting in ("EVERY", "AT_SEGMENT", "SHARE"):
             monkeypatch.setattr(anchors, setting, 0)
-    parts = {"make": STORES[name], "turn_back": TURN_BACK.get(name), "clean_up": CLEAN_UP.get(name)}
+    drive({"make": STORES[name], "turn_back": TURN_BACK.get(name), "clean_up": CLEAN_UP.get(name)})
+
+
+def test_postgres_does_what_the_store_in_memory_does(postgres: PostgresServer, postgres_store: str) -> None:
+    drive(
+        {
+            "make": lambda root, clock: PostgresStore(postgres.url(postgres_store), durability="process"),
+            "turn_back": lambda root, by: postgres.turn_back(postgres_store, by),
+            "clean_up": lambda root: postgres.clear(postgres_store),
+        },
+        examples=20,  # each reply comes from another process: these take as long as all of another store
+    )
+
+
+def drive(parts: dict[str, Callable[..., Any] | None], examples: int = 60) -> None:
+    """Let Hypothesis drive the store that `make` gives, with what else is to be done for it."""
     statics = {part: staticmethod(value) for part, value in parts.items() if value is not None}
     machine = type("Machine", (StoreMachine,), statics)
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
+            max_examples=examples,
             stateful_step_count=30,
             deadline=None,
             derandomize=True,

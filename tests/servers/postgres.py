@@ -145,6 +145,12 @@ class PostgresServer:
             )
             admin.execute(f"update {schema}.inbox set at = at - %s", (seconds,))
 
+    def clear(self, schema: str) -> None:
+        """Leave the tables of a store, and nothing in them."""
+        with self.connect() as admin:
+            for table in ("runs", "entries", "inbox", "owners"):
+                admin.execute(f"delete from {schema}.{table}")
+
     @contextmanager
     def schema(self) -> Iterator[str]:
         """The name of a schema that nobody else uses; dropped afterwards."""

@@ -12,7 +12,7 @@ from holdfast.errors import StoreUnavailableError, UsageError
 from holdfast.store.base import Store
 
 DEFAULT = ".holdfast/runs.db"
-_KINDS = "sqlite:FILE, file:FOLDER, redis://HOST or memory:"
+_KINDS = "sqlite:FILE, file:FOLDER, postgresql://HOST/DATABASE, redis://HOST or memory:"
 
 
 def locate(
@@ -22,9 +22,10 @@ def locate(
     durability: Literal["power", "process"] = "power",
     create: bool = True,
 ) -> Store:
-    """The store for a URL (`sqlite:FILE`, `file:FOLDER`, `redis://HOST`, `memory:`), a database file's path, or None.
+    """The store for a URL, a database file's path, or None.
 
-    None keeps nothing. A store object is given back as it is. With create=False a store that is not there raises
+    A URL is `sqlite:FILE`, `file:FOLDER`, `postgresql://HOST/DATABASE`, `redis://HOST` or `memory:`. None keeps
+    nothing. A store object is given back as it is. With create=False a store that is not there raises
     StoreUnavailableError, at the latest when it is opened.
     """
     if isinstance(where, Store):
@@ -45,6 +46,8 @@ def locate(
         folder = _path(rest, text)
         _check_there(folder, create)
         return FilesStore(folder, clock=clock, durability=durability)
+    if scheme in ("postgresql", "postgres") and colon:
+        return _postgres(text, durability, create)
     if scheme in ("redis", "rediss", "unix") and colon:
         return _redis(text, create)
     if scheme == "sqlite" and colon:
@@ -57,6 +60,17 @@ def locate(
     from holdfast.store.sqlite import SqliteStore
 
     return SqliteStore(text, clock=clock, durability=durability)
+
+
+def _postgres(url: str, durability: Literal["power", "process"], create: bool) -> Store:
+    try:
+        from holdfast.store.postgres import PostgresStore
+    except ImportError as error:
+        # Without a libpq, psycopg is there and cannot be imported either: the extra brings one.
+        if error.name is not None and error.name.partition(".")[0] not in ("psycopg", "psycopg_pool"):
+            raise
+        raise UsageError("a store in PostgreSQL needs its driver: pip install 'holdfast[postgres]'") from error
+    return PostgresStore(url, durability=durability, create=create)
 
 
 def _redis(url: str, create: bool) -> Store:

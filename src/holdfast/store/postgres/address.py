@@ -14,6 +14,14 @@ SCHEMA_OPTION = "holdfast_schema"
 DEFAULT_SCHEMA = "holdfast"
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
+# A password with one of / ? @ in it would be read as something else, and shown as that.
+_HOST = r"(\[[^\]@/?]*\]|[^\[@/?:,]*)(:[0-9]*)?"
+_READABLE = re.compile(rf"postgres(ql)?://([^@/?]*@)?{_HOST}(,{_HOST})*(/[^@/?]*)?(\?[^@]*)?")
+_UNREADABLE = (
+    "the URL of the PostgreSQL store cannot be read. Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with %XX for "
+    "special characters in the password (/ is %2F, @ is %40, : is %3A, ? is %3F)"
+)
+
 # A server that is gone without a word is noticed within half a minute; whoever knows better says so in the URL.
 _DEFAULTS: dict[str, Any] = {
     "application_name": "holdfast",
@@ -56,14 +64,13 @@ def read_address(url: str, schema: str | None = None) -> Address:
             f"{ascii(schema)[:80]} cannot be the name of a schema. Use letters, digits and _, at most 63, "
             f"beginning with a letter and not with pg_"
         )
+    if not _READABLE.fullmatch(url):
+        raise UsageError(_UNREADABLE)
     try:
         given = conninfo_to_dict(url)
     except (psycopg.Error, UnicodeError, ValueError):
         # What libpq says of it quotes pieces of the URL, and a piece may be the password.
-        raise UsageError(
-            "the URL of the PostgreSQL store cannot be read. Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with "
-            "%XX for special characters in the password (/ is %2F, @ is %40, : is %3A)"
-        ) from None
+        raise UsageError(_UNREADABLE) from None
     settings = {**_DEFAULTS, **given, "client_encoding": "utf8"}
     return Address(make_conninfo("", **settings), schema, _shown(given, schema), *_who(given))
 

@@ -4,7 +4,8 @@
               commit's place in the batch, on its last row alone
     held      these with their runs, locked in the order of their ids, so that two batches never wait for each other
     judged    whether each is accepted: fence, owner and the last seq are looked at under the lock
-    the rest  writes what was accepted, and tells of every commit what became of it and which mail there is
+    the rest  writes what was accepted, and tells of the commits that were refused or have mail; of all, where some
+              were for runs that are not there
 
 A new run is made by a statement before, in the same transaction: it has no entry yet, so its commit fits it and no
 other. Parts that a batch does not need are left out of the text.
@@ -73,6 +74,19 @@ _REBASE = (
 )
 
 
+# A usual step by itself: one entry and nothing else. The update is its own check; a run that does not fit gives no row.
+STEP = f"""
+    with moved as (
+      update runs r set seq = $4, cursor = $8, updated_at = $7
+      where r.id = $1 and r.owner = $2 and r.fence = $3 and r.seq = $4 - 1 returning r.n
+    ), appended as (
+      insert into entries (n, seq, kind, fence, at, cursor, "check", body)
+      select m.n, $4, $5, $6, $7, $8, $9, $10 from moved m
+    )
+    select {MAIL_COLUMNS} from moved m left join inbox i on i.n = m.n and not i.taken order by i.id
+"""
+
+
 def columns(parts: Parts) -> tuple[tuple[str, str], ...]:
     """The columns of `given` and their types, in the order in which they are bound."""
     return (
@@ -99,10 +113,12 @@ def commit_statement(parts: Parts) -> str:
         when after <> reached {_missing(parts)} then {GAP} else {ACCEPTED} end as refused
       from held
     ) {_writes(parts) if parts.writes else ""}
-    select j.place, j.refused, {MAIL_COLUMNS} from judged j
-      left join inbox i on j.refused = {ACCEPTED} and i.n = j.n and not i.taken
+    select found.count, j.place, j.refused, {MAIL_COLUMNS}
+    from (select count(*) from judged where place is not null) found left join (
+      judged j left join inbox i on j.refused = {ACCEPTED} and i.n = j.n and not i.taken
         {"and (j.take is null or i.id <> all (j.take::bigint[]))" if parts.take else ""}
-    where j.place is not null
+    ) on j.place is not null
+      and (j.refused <> {ACCEPTED} or i.id is not null or found.count <> ${len(given) + 1}::bigint)
     """
 
 

@@ -4,7 +4,7 @@
               changes seq, cursor and updated_at alone, no index has them and the pages keep room, so that its new
               row goes beside the old one and no index is touched
     entries   the log, found by run and seq
-    inbox     mail; keyed mail stays as taken so that its key is never accepted again
+    inbox     mail; keyed mail stays as taken so that its key is never accepted again; `run` saves runs an index of `n`
     owners    who said when to be alive for how long, by the server's clock
     holdfast  the version of all this
 
@@ -35,7 +35,7 @@ MIGRATIONS: list[str] = [
     insert into holdfast values (0);
     create table runs (
         id text collate "C" primary key,
-        n bigint generated always as identity unique,
+        n bigint generated always as identity,
         flow text collate "C" not null,
         status text collate "C" not null,
         owner text collate "C",
@@ -82,6 +82,7 @@ MIGRATIONS: list[str] = [
     create table inbox (
         id bigint generated always as identity primary key,
         n bigint not null,
+        run text collate "C" not null,
         kind text not null,
         body text not null,
         key text collate "C",

@@ -59,7 +59,7 @@ def conditions(query: Query, bound: Bound, *, claimable_by: str | None = None, w
     if wake and query.idle_by is not None:
         where.append(f"(r.wake_at is null or r.wake_at <= {bound(query.idle_by, 'float8')})")
     if query.has_mail is True:
-        where.append("r.n in (select i.n from inbox i where not i.taken)")
+        where.append("r.id in (select i.run from inbox i where not i.taken)")
     elif query.has_mail is False:
         where.append("not exists (select 1 from inbox i where i.n = r.n and not i.taken)")
     if query.after is not None:

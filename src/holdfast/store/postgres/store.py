@@ -35,9 +35,9 @@ _READ_ENTRIES = f"""
 # The run is locked first, so that the ids of its mail rise in the order in which it becomes visible, and no mail is
 # put down for a run that is just being deleted.
 _POST_MAIL = """
-    with run as materialized (select r.n from runs r where r.id = $1 for no key update), posted as (
-      insert into inbox (n, kind, body, key, at)
-      select run.n, $2, $3, $4, extract(epoch from clock_timestamp()) from run
+    with run as materialized (select r.n, r.id from runs r where r.id = $1 for no key update), posted as (
+      insert into inbox (n, run, kind, body, key, at)
+      select run.n, run.id, $2, $3, $4, extract(epoch from clock_timestamp()) from run
       on conflict (n, key) where key is not null do nothing returning 1
     )
     select (select count(*) from run), (select count(*) from posted)

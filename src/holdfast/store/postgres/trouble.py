@@ -5,6 +5,7 @@ Nothing that the driver says holds a password: libpq names host, port, user and 
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import psycopg
@@ -15,6 +16,7 @@ from holdfast.errors import StoreDamagedError, StoreError, StoreUnavailableError
 from holdfast.store.postgres.address import Address
 
 _GO_ON = "Nothing unacknowledged was counted as done; see to the server, then run it again"
+_QUESTION = re.compile(r" Is the server running [^?]*\?")
 _REFUSED = (errors.InvalidPassword, errors.InvalidAuthorizationSpecification)
 _MISSING = (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName)
 _BROKEN = (errors.DataCorrupted, errors.IndexCorrupted, errors.UniqueViolation, errors.NotNullViolation)
@@ -87,5 +89,5 @@ def read_only() -> str:
 
 def said(error: Exception) -> str:
     """What the error says, in one line."""
-    text = " ".join(str(error).split()).rstrip(".")
-    return text or type(error).__name__
+    text = " ".join(str(error).split())
+    return _QUESTION.sub("", text).rstrip(".") or type(error).__name__

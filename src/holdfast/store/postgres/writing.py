@@ -1,8 +1,8 @@
 """How a batch of commits becomes one transaction and one round trip.
 
-A batch is one statement. Where it makes new runs, or has several commits of one run, further statements go with it in
-a pipeline, which the server takes as one transaction. Locks are taken in one order by everybody: new ids by their
-bytes, then rows by theirs.
+A usual step by itself is one small statement, any other batch a larger one. Where it makes new runs, or has several
+commits of one run, further statements go with it in a pipeline, which the server takes as one transaction. Locks are
+taken in one order by everybody: new ids by their bytes, then rows by theirs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from itertools import pairwise
 from typing import Any
 
 from psycopg import AsyncConnection, AsyncCursor
+from psycopg.types.numeric import Int8
 
 from holdfast.core.record import is_empty
 from holdfast.faults import fault
 from holdfast.model import Commit, Entry, Mail, Refusal, Reply
 from holdfast.store.postgres import commits, rows
-from holdfast.store.postgres.arrays import floats, ints, texts
+from holdfast.store.postgres.arrays import Utf8, floats, ints, texts
 from holdfast.store.postgres.commits import NEVER, Parts
 
 _ACCEPTED = Reply()
@@ -31,20 +32,52 @@ async def write_batch(connection: AsyncConnection, batch: Sequence[Commit]) -> l
     """Every commit of the batch in one transaction; a refused one has written nothing."""
     if not batch:
         return []
-    rounds = _rounds(batch)
     fault("commit.before")
+    if len(batch) == 1 and _is_step(batch[0]):
+        cursor = await connection.execute(commits.STEP, _step(batch[0]), prepare=True, binary=True)
+        found = await cursor.fetchall()
+        if found:
+            fault("commit.after")
+            return [_ACCEPTED if found[0][-1] is None else Reply(None, tuple(map(rows.mail_from, found)))]
+        # Refused, and nothing was written. The same by the other way tells why.
+    rounds = _rounds(batch)
     if len(rounds) == 1 and not any(commit.create for _, commit in rounds[0]):
         cursors = [await connection.execute(*_statement(rounds[0]), prepare=True, binary=True)]
     else:
         cursors = await _pipelined(connection, rounds)
-    found: dict[int, tuple[int, list[Mail]]] = {}
-    for cursor in cursors:
-        for place, refused, *mail in await cursor.fetchall():
-            _, waiting = found.setdefault(place, (refused, []))
-            if mail[-1] is not None:
-                waiting.append(rows.mail_from(tuple(mail)))
+    replies: list[Reply | None] = [None] * len(batch)
+    for cursor, some in zip(cursors, rounds, strict=True):
+        _judge(replies, some, await cursor.fetchall())
     fault("commit.after")
-    return [_reply(commit, found.get(place)) for place, commit in enumerate(batch)]
+    return [_ACCEPTED if reply is None else reply for reply in replies]
+
+
+def _is_step(commit: Commit) -> bool:
+    """Whether it is the usual commit: one entry and nothing else."""
+    return len(commit.entries) == 1 and not (commit.create or commit.change or commit.take or commit.rebase)
+
+
+def _step(commit: Commit) -> tuple[Any, ...]:
+    (e,) = commit.entries
+    return (
+        *(commit.run, commit.owner, Int8(commit.fence), Int8(e.seq), e.kind, Int8(e.fence), e.at),
+        *(Utf8(e.cursor), e.check, Utf8(e.body)),
+    )
+
+
+def _judge(replies: list[Reply | None], some: list[_Placed], told: list[tuple[Any, ...]]) -> None:
+    """Put down the replies of these commits that are more than an acceptance."""
+    if told[0][0] == len(some) and told[0][1] is None:
+        return
+    found: dict[int, tuple[int, list[Mail]]] = {}
+    for _, place, refused, *mail in told:
+        _, waiting = found.setdefault(place, (refused, []))
+        if mail[-1] is not None:
+            waiting.append(rows.mail_from(tuple(mail)))
+    all_told = told[0][0] != len(some)
+    for place, commit in some:
+        if all_told or place in found:
+            replies[place] = _reply(commit, found.get(place))
 
 
 def _rounds(batch: Sequence[Commit]) -> list[list[_Placed]]:
@@ -105,7 +138,7 @@ def _after(commit: Commit) -> int | None:
     return entries[0].seq - 1
 
 
-def _statement(some: list[_Placed]) -> tuple[str, list[bytes]]:
+def _statement(some: list[_Placed]) -> tuple[str, list[Any]]:
     """The statement for these commits of different runs, and what it binds."""
     parts = Parts(
         writes=not all(is_empty(commit) for _, commit in some),
@@ -118,7 +151,8 @@ def _statement(some: list[_Placed]) -> tuple[str, list[bytes]]:
         _add_rows(given, place, commit, parts)
     values = zip(*given, strict=True)
     kinds = (kind for _, kind in commits.columns(parts))
-    return commits.commit_statement(parts), [_ARRAY[kind](column) for kind, column in zip(kinds, values, strict=True)]
+    bound: list[Any] = [_ARRAY[kind](column) for kind, column in zip(kinds, values, strict=True)]
+    return commits.commit_statement(parts), [*bound, Int8(len(some))]
 
 
 def _add_rows(given: list[tuple[Any, ...]], place: int, commit: Commit, parts: Parts) -> None:
