@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 from typing import Any, Literal
 
@@ -30,8 +31,9 @@ CONNECT_WITHIN = 5.0
 _CONNECTIONS = 8
 _inherited: list[object] = []  # kept so that a forked child never touches its parent's connections
 
-_NOT_LET_IN = ("NOAUTH", "WRONGPASS", "invalid username-password pair")
-_REFUSED = ("OOM", "MISCONF", "READONLY", "NOREPLICAS", "LOADING", "BUSY", "MASTERDOWN", "NOPERM")
+# Told by their words: the driver and servers of several versions wrap these in errors of several kinds.
+_NOT_LET_IN = re.compile(r"NOAUTH|WRONGPASS|Authentication required|invalid username-password pair")
+_REFUSED = re.compile(r"\b(OOM|MISCONF|READONLY|NOREPLICAS|LOADING|BUSY|MASTERDOWN|NOPERM)\b")
 
 
 class translated:
@@ -53,13 +55,12 @@ class translated:
 
 def _ours(where: str, error: redis.RedisError | OSError) -> StoreUnavailableError | StoreDamagedError:
     text = str(error)
-    if isinstance(error, redis.AuthenticationError) or any(word in text for word in _NOT_LET_IN):
+    if isinstance(error, redis.AuthenticationError) or _NOT_LET_IN.search(text):
         return StoreUnavailableError(f"{where} does not accept the user or the password. Name others in the URL.")
     if isinstance(error, redis.ResponseError) and "WRONGTYPE" in text:
         return StoreDamagedError(None, None, f"{where}: a key of the store is of another type")
-    if isinstance(error, NoPermissionError | redis.ReadOnlyError | redis.OutOfMemoryError):
-        return StoreUnavailableError(f"{where} refused it, and nothing was written: {text}")
-    if isinstance(error, redis.ResponseError) and text.startswith(_REFUSED):
+    refused = NoPermissionError | redis.ReadOnlyError | redis.OutOfMemoryError | redis.BusyLoadingError
+    if isinstance(error, refused) or (isinstance(error, redis.ResponseError) and _REFUSED.search(text)):
         return StoreUnavailableError(f"{where} refused it, and nothing was written: {text}")
     if isinstance(error, redis.ResponseError):
         return StoreUnavailableError(f"{where} answered with an error: {text}. `holdfast doctor` looks for damage.")
