@@ -26,7 +26,7 @@ from holdfast.store.base import Store
 from holdfast.store.files import FilesStore, anchors
 from holdfast.store.memory import MemoryStore
 from holdfast.store.postgres import PostgresStore
-from holdfast.store.redis import RedisStore
+from holdfast.store.redis import RedisStore, choosing
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import ManualClock
 from holdfast.testing.build import ALICE, BOB, CAROL, entry, head, owner
@@ -301,6 +301,8 @@ def test_a_store_does_what_the_store_in_memory_does(name: str, monkeypatch: pyte
     if "anchors" in name:
         for setting in ("EVERY", "AT_SEGMENT", "SHARE"):
             monkeypatch.setattr(anchors, setting, 0)
+    for setting in ("READ_AT_LEAST", "READ_AT_MOST", "DEPTH"):  # so that few runs are many pages
+        monkeypatch.setattr(choosing, setting, 1)
     drive({"make": STORES[name], "turn_back": TURN_BACK.get(name), "clean_up": CLEAN_UP.get(name)})
 
 

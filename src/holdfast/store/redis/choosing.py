@@ -21,6 +21,8 @@ from holdfast.store.redis import scripts
 from holdfast.store.redis.records import FIELDS, LIGHT, Found, found_in, pack, place_of, run_in, sortable, turn_of
 from holdfast.store.redis.server import Server
 
+READ_AT_LEAST, READ_AT_MOST = 50, 500  # members of an index in one page of a list
+DEPTH = 16  # of each queue that a claim looks at first, at least
 _PAGE = 200
 _UNFINISHED = tuple(status.value for status in RunStatus if status not in ENDED)
 _decode_light = msgspec.json.Decoder(tuple[str, str, str | None])
@@ -70,7 +72,7 @@ class Chooser:
 
     async def in_turn(self, query: Query, claimer: str) -> tuple[list[Found], bytes]:
         """Those whose turn it is, with the number that must not have changed when they are claimed."""
-        depth = max(query.limit, 16)
+        depth = max(query.limit, DEPTH)
         queues = await self._queues(query)
         while True:
             shot = await self._snapshot([index for _, index in queues], "-", "+", depth, claimer=claimer)
@@ -157,7 +159,7 @@ class Chooser:
         """Through the indexes of what the query asks for, from the newest run to the oldest."""
         indexes = [self._key(name) for name in _indexes(query)]
         upper, lower = _bounds(query)
-        count = min(max(query.limit, 50), 500)
+        count = min(max(query.limit, READ_AT_LEAST), READ_AT_MOST)
         while indexes:
             shot = await self._snapshot(indexes, upper, lower, count, fields=fields)
             unread = [last for number, last, _ in shot.pages if number == count]

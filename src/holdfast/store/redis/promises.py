@@ -33,7 +33,8 @@ async def read_promises(server: Server) -> Promises:
         )
     names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
     try:
-        settings = {name: (await server.do("CONFIG GET", name)).get(name) for name in names}
+        given = await server.do("CONFIG GET", "append*") | await server.do("CONFIG GET", "maxmemory*")
+        settings = {name: given.get(name) for name in names}
     except StoreUnavailableError as error:  # managed servers often forbid it
         if not isinstance(error.__cause__, redis.ResponseError):
             raise
