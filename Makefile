@@ -35,6 +35,7 @@ check: setup           ## lint, types, layers
 	$(BIN)/lint-imports
 
 bench: setup           ## speed as a ratio to bare journals, in one interleaved run
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(BIN)/python benchmarks/bench.py
 
 torture: setup         ## hundreds of kills and power cuts: make torture [SEED=1] [STORE=sqlite]

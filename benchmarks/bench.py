@@ -10,6 +10,8 @@ whose write-ahead log is new, `grown` one whose log was written through before t
 from __future__ import annotations
 
 import argparse
+import atexit
+import functools
 import json
 import os
 import shutil
@@ -21,6 +23,10 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+from servers.postgres import PostgresServer  # noqa: E402
+
 # workload: (contender, its script and variant) in the order in which they take turns
 CONTENDERS: dict[str, list[tuple[str, str, str]]] = {
     "sequential": [
@@ -43,6 +49,9 @@ CONTENDERS: dict[str, list[tuple[str, str, str]]] = {
     "recover": [("raw fresh", "raw.py", "loopgroup"), ("holdfast", "ours.py", "sqlite")],
     "first": [("raw fresh", "raw.py", "inline"), ("holdfast", "ours.py", "sqlite")],
     "talk": [("holdfast", "ours.py", "sqlite")],
+    "pg-sequential": [("raw", "raw_postgres.py", "inline"), ("holdfast", "ours.py", "postgres")],
+    "pg-concurrent": [("raw", "raw_postgres.py", "group"), ("holdfast", "ours.py", "postgres")],
+    "pg-idle": [("holdfast", "ours.py", "postgres")],
 }
 TITLES = {
     "sequential": "200 sequential durable steps (speed of raw = 1; the goal is 0.8 of fresh)",
@@ -52,10 +61,21 @@ TITLES = {
     "recover": "1,000 interrupted runs finished by a fresh process (time of raw = 1; the goal is at most 4)",
     "first": "import and a first durable run of 3 steps (time of raw = 1; the goal is at most 2)",
     "talk": "a conversation of 300 turns of 2 KB",
+    "pg-sequential": "200 sequential durable steps on PostgreSQL (speed of raw inserts = 1; the goal is 0.5)",
+    "pg-concurrent": "500 concurrent runs of 5 steps on PostgreSQL (speed of raw group commits = 1; the goal is 0.3)",
+    "pg-idle": "from rt.start to the first step on an idle fleet (median of 50; the goal is under 100 ms)",
 }
-FASTER_IS_MORE = {"sequential", "concurrent"}
+FASTER_IS_MORE = {"sequential", "concurrent", "pg-sequential", "pg-concurrent"}
 MEASURES = ("raw", "steps")
 """How the names of those begin that the others are compared with."""
+
+
+@functools.cache
+def server() -> PostgresServer:
+    """A PostgreSQL server as it comes, which flushes every commit."""
+    started = PostgresServer.create(fsync=True)
+    atexit.register(started.remove)
+    return started
 
 
 def child(script: str, workload: str, variant: str, folder: str, **env: str) -> dict[str, float]:
@@ -74,6 +94,9 @@ def child(script: str, workload: str, variant: str, folder: str, **env: str) -> 
 
 def measure(script: str, workload: str, variant: str) -> dict[str, float]:
     """One round of one contender, in a folder of its own."""
+    if workload.startswith("pg-"):
+        with server().database() as url:
+            return child(script, workload, variant, url)
     folder = tempfile.mkdtemp(prefix="holdfast-bench-", dir=os.environ.get("BENCH_DIR"))
     try:
         if workload == "recover":

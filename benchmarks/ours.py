@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import statistics
 import sys
 import time
 from typing import Any
@@ -80,8 +81,28 @@ FIRST = holdfast.Pipeline("first", add, total=3)
 TALK = holdfast.Pipeline("talk", say, total=w.TURNS)
 
 
+begun: list[float] = []
+
+
+async def begin(state: None) -> None:
+    begun.append(time.perf_counter())
+
+
+BEGIN = holdfast.Pipeline("begin", [begin])
+
+
+async def from_start_to_step(rt: holdfast.Runtime) -> float:
+    """Seconds from putting a run into a queue to its first step, in a worker that was idle."""
+    started = time.perf_counter()
+    handle = await rt.start(BEGIN, queue="bench")
+    await handle.result()
+    await asyncio.sleep(0.05)  # until the worker is idle again
+    return begun[-1] - started
+
+
 async def main(workload: str, variant: str, folder: str) -> None:
-    where = f"file:{folder}/runs" if variant == "files" else f"sqlite:{folder}/runs.db"
+    where = {"files": f"file:{folder}/runs", "postgres": folder}.get(variant, f"sqlite:{folder}/runs.db")
+    workload = workload.removeprefix("pg-")
     if workload != "first":
         w.warm()
     async with holdfast.Runtime(where, crash_limit=1000) as rt:
@@ -106,6 +127,11 @@ async def main(workload: str, variant: str, folder: str) -> None:
             handles = await rt.recover()
             await asyncio.gather(*(handle.result() for handle in handles))
             w.report(seconds=w.since_spawn(), found=len(handles))
+        elif workload == "idle":
+            async with holdfast.Runtime(where, recover=True) as worker:
+                worker.register(BEGIN)
+                await asyncio.sleep(0.2)
+                w.report(seconds=statistics.median([await from_start_to_step(rt) for _ in range(w.STARTS)]))
         elif workload == "first":
             await rt.run(FIRST, {"items": []}, id="one")
             w.report(seconds=w.since_spawn())

@@ -16,6 +16,7 @@ from holdfast.store.locate import locate
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import ManualClock
+from servers import redis
 from servers.postgres import PostgresServer, shared_server
 
 MakeStore = Callable[[], Store]
@@ -83,3 +84,11 @@ def postgres_schema(postgres: PostgresServer) -> Iterator[str]:
     """The name of a schema that is not there, for this test alone."""
     with postgres.schema() as name:
         yield name
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
+    """The URL of a store in Redis with nothing in it."""
+    server, prefix = redis.shared_server(), redis.new_prefix()
+    yield server.url(prefix)
+    redis.clear(server, prefix)

@@ -339,3 +339,14 @@ async def test_a_run_with_a_step_that_is_gone_is_not_tried_all_the_time(
         assert run is not None
         assert (run.status, run.attempt) == ("pending", 1)
         assert len(fences) <= 2  # both this test and the worker itself may have been the first to look
+
+
+async def test_an_idle_worker_is_woken_and_does_not_wait_for_its_next_look(make_runtime: MakeRuntime) -> None:
+    noted = Noted()
+    async with make_runtime() as rt, make_runtime(recover=True) as worker:
+        worker.register(noted.flow)
+        worker._worker._poll = 1e6
+        assert await (await rt.start(noted.flow, "a", queue="q")).result() == "A"
+        looked = worker._worker.looked_at
+        assert await (await rt.start(noted.flow, "b", queue="q")).result() == "B"
+        assert worker._worker.looked_at != looked

@@ -162,6 +162,18 @@ class PostgresServer:
                 admin.execute("set client_min_messages = warning")
                 admin.execute(f"drop schema if exists {name} cascade")
 
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """The URL of a database of its own; dropped afterwards."""
+        name = f"d_{uuid.uuid4().hex}"
+        with self.connect() as admin:
+            admin.execute(f"create database {name}")
+        try:
+            yield f"postgresql://{ADMIN}@127.0.0.1:{self.port}/{name}"
+        finally:
+            with self.connect() as admin:
+                admin.execute(f"drop database {name} with (force)")
+
 
 def _who() -> tuple[str, str]:
     """Whom the server runs as: somebody else where this is root."""

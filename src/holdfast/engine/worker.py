@@ -61,13 +61,13 @@ class Worker:
             try:
                 if self.looked_at is None:
                     await self._engine.ownership.begin()  # who waits for work is seen to do so
-                found = await self._look()
-                await self._tidy(loop.time())
+                found, looked = await self._look(), loop.time()
+                await self._tidy(looked)
                 self.looked_at = time.monotonic()
-                # What changes all the time and comes to nothing is looked at less often.
-                rest = _SOON if found else min(rest * 2, self._poll / 10)
-                await asyncio.sleep(rest)
                 seen = await self._wait(seen)
+                # Who was idle looks at once; what changes all the time and comes to nothing is looked at less often.
+                rest = _SOON if found else min(rest * 2, self._poll / 10)
+                await asyncio.sleep(looked + rest - loop.time())
             except StoreError as error:
                 log.warning("holdfast: could not look for runs to take up: %s", error)
                 await asyncio.sleep(self._poll)
