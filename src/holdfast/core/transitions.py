@@ -70,8 +70,8 @@ def stored_states(status: RunStatus) -> tuple[tuple[str, bool | None], ...]:
 
 
 def is_queued(head: Head) -> bool:
-    """Whether a run waits in a queue for a worker: nobody has begun it, and it was started for that."""
-    return head.status == S.PENDING and head.wake_at is not None
+    """Whether a run waits in a queue for a worker: it was started for that, and nobody has taken it up yet."""
+    return head.status == S.PENDING and head.attempt == 0
 
 
 # What recovery takes up: nobody alive has it, and nobody asked for it to stop.

@@ -175,7 +175,7 @@ class Engine:
             owner=self.ownership.id,
             fence=0 if queued else 1,
             attempt=0 if queued else 1,
-            wake_at=None if place.delay is None else now + place.delay,
+            wake_at=now + place.delay if place.delay else None,
             queue=place.queue,
             priority=place.priority,
             key=place.key,

@@ -55,7 +55,7 @@ def _run_view(head: Head) -> Run:
         queue=head.queue,
         priority=head.priority,
         key=head.key,
-        starts_at=when(head.wake_at) if head.wake_at is not None and is_queued(head) else None,
+        starts_at=when(head.wake_at or head.created_at) if is_queued(head) else None,
         owner=head.owner if head.owned else None,
         created_at=when(head.created_at),
         started_at=None if head.started_at is None else when(head.started_at),
