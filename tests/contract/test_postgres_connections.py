@@ -1,0 +1,417 @@
+"""A PostgreSQL store and its connections: one round trip for a batch, nothing done twice, nothing lost in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Pipeline, Runtime
+from holdfast.errors import StoreError, StoreUnavailableError
+from holdfast.model import HeadChange, Mail, Posted, Query, Refusal
+from holdfast.store.postgres import PostgresStore
+from holdfast.testing.build import ALICE, BOB, commit, create, owner
+from servers.pgproxy import PgProxy, pgproxy_to
+from servers.postgres import PostgresServer
+
+AT_MOST = 20.0  # only bounds a failing test
+
+
+@pytest.fixture
+async def proxy(postgres: PostgresServer) -> AsyncIterator[PgProxy]:
+    async with pgproxy_to(postgres.port) as one:
+        yield one
+
+
+@pytest.fixture
+async def store(proxy: PgProxy, postgres: PostgresServer, postgres_store: str, postgres_url: str) -> Any:
+    """A store that reaches its server through the proxy."""
+    store = PostgresStore(postgres.url(postgres_store, port=proxy.port))
+    await store.open()
+    yield store
+    proxy.open.set()
+    await store.close()
+
+
+@pytest.fixture
+async def direct(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    """The same store, as somebody else sees it."""
+    direct = PostgresStore(postgres_url)
+    await direct.open()
+    yield direct
+    await direct.close()
+
+
+@pytest.fixture
+def own() -> Iterator[PostgresServer]:
+    """A server that a test may stop."""
+    server = PostgresServer.create()
+    yield server
+    server.remove()
+
+
+async def settled(store: PostgresStore) -> None:
+    """Return when nothing is under way and everything that others are told has been told."""
+    assert store._opened is not None
+    connections, channels = store._opened
+    while channels._sending is not None or connections._under_way:
+        await asyncio.wait({*connections._under_way, *([channels._sending] if channels._sending else [])})
+
+
+async def accepted(store: PostgresStore, *batch: Any) -> None:
+    assert [reply.refused for reply in await store.commit(batch)] == [None] * len(batch)
+
+
+# Round trips
+
+
+async def test_a_step_is_one_statement_and_one_round_trip(store: PostgresStore, proxy: PgProxy) -> None:
+    await accepted(store, create("run"))
+    await accepted(store, commit("run", 2))  # makes the statement known to the server
+    await settled(store)
+    for seq in range(3, 6):
+        proxy.count()
+        await accepted(store, commit("run", seq))
+        assert proxy.count() == (1, 1)
+        await settled(store)
+
+
+async def test_a_batch_of_any_size_is_one_round_trip(store: PostgresStore, proxy: PgProxy) -> None:
+    runs = [f"run-{n}" for n in range(100)]
+    await accepted(store, *(create(f"other-{run}") for run in runs))
+    await settled(store)
+    proxy.count()
+    await accepted(store, *map(create, runs))
+    assert proxy.count() == (1, 2)
+    await accepted(store, *(commit(run, 2) for run in runs))
+    await settled(store)
+    proxy.count()
+    await accepted(store, *(commit(run, 3) for run in runs))
+    assert proxy.count() == (1, 1)
+    await settled(store)
+    end = HeadChange(status="completed", owner=None)
+    for some in (runs[:10], runs[10:]):  # the first makes the statement known
+        await settled(store)
+        proxy.count()
+        await accepted(store, *(commit(run, 4, change=end if n % 2 else None) for n, run in enumerate(some)))
+    assert proxy.count() == (1, 1)
+
+
+async def test_several_commits_of_one_run_are_one_round_trip_too(store: PostgresStore, proxy: PgProxy) -> None:
+    await accepted(store, create("run"), commit("run", 2), commit("run", 3))
+    await settled(store)
+    proxy.count()
+    await accepted(store, commit("run", 4), commit("run", 5), commit("run", 6, change=HeadChange(status="paused")))
+    assert proxy.count()[0] == 1
+
+
+async def test_asking_for_the_mail_writes_nothing(store: PostgresStore, postgres: PostgresServer) -> None:
+    await accepted(store, create("run"))
+    await settled(store)
+    with postgres.connect() as admin:
+        before = admin.execute("select pg_current_xact_id()").fetchone()
+        await accepted(store, commit("run"))
+        after = admin.execute("select pg_current_xact_id()").fetchone()
+    assert before is not None
+    assert after is not None
+    # Every transaction that writes takes a number; the two that were asked for here are the only ones.
+    assert int(after[0]) == int(before[0]) + 1
+
+
+async def test_steps_share_the_notifications_that_others_are_sent(store: PostgresStore, proxy: PgProxy) -> None:
+    await accepted(store, create("run"))
+    await accepted(store, commit("run", 2))
+    await settled(store)
+    proxy.count()
+    started = time.monotonic()
+    for seq in range(3, 103):
+        await accepted(store, commit("run", seq))
+    await settled(store)
+    most = 2 + (time.monotonic() - started) / 0.02
+    # At most one in 20 ms, and one more for a new connection to send them on.
+    assert 100 <= proxy.count()[0] <= 100 + most + 2
+
+
+# Lost replies and lost servers
+
+
+async def test_a_commit_whose_reply_is_lost_is_in_doubt_and_not_sent_again(
+    store: PostgresStore, direct: PostgresStore, proxy: PgProxy
+) -> None:
+    await accepted(store, create("run"), create("other"))
+    await accepted(store, commit("run", 2))
+    proxy.lose_next = "check-3"
+    with pytest.raises(StoreUnavailableError, match="see to the server"):
+        await store.commit([commit("run", 3)])
+    assert [one.seq for one in await direct.read_entries("run")] == [1, 2, 3]
+    (again,) = await store.commit([commit("run", 3)])
+    assert again.refused is Refusal.GAP
+    await accepted(store, commit("run", 4))
+
+
+async def test_a_read_whose_reply_is_lost_is_asked_again(store: PostgresStore, proxy: PgProxy) -> None:
+    await accepted(store, create("run"))
+    await settled(store)
+    proxy.lose_next = "a-run-to-look-for"
+    assert await store.read_heads(["a-run-to-look-for"]) == [None]
+    assert proxy.lost.is_set()
+
+
+async def test_mail_whose_reply_is_lost_is_not_posted_again(
+    store: PostgresStore, direct: PostgresStore, proxy: PgProxy
+) -> None:
+    await accepted(store, create("run"))
+    await settled(store)
+    proxy.lose_next = '"only once"'
+    with pytest.raises(StoreUnavailableError):
+        await store.post_mail("run", Mail("send", b'"only once"'))
+    (reply,) = await direct.commit([commit("run")])
+    assert [mail.body for mail in reply.mail] == [b'"only once"']
+
+
+async def test_a_run_goes_on_by_itself_when_the_reply_to_a_step_is_lost(
+    store: PostgresStore, direct: PostgresStore, proxy: PgProxy
+) -> None:
+    done: list[int] = []
+
+    async def work(step: int, state: dict[str, Any]) -> None:
+        done.append(step)
+        state["seen"].append(f"marker-{step}")
+        if step == 2:
+            proxy.lose_next = "marker-2"
+
+    flow = Pipeline("lossy", work, total=5)
+    with pytest.raises(StoreError):
+        async with Runtime(store) as rt:
+            await rt.run(flow, {"seen": []}, id="run")
+    async with Runtime(direct) as rt:
+        result: Any = await rt.run(flow, {"seen": []}, id="run")
+    assert proxy.lost.is_set()
+    assert result == {"seen": [f"marker-{n}" for n in range(5)]}
+    assert done == [0, 1, 2, 3, 4]
+
+
+async def test_a_connection_that_was_cut_while_nobody_used_it_is_replaced(store: PostgresStore, proxy: PgProxy) -> None:
+    await accepted(store, create("run"))
+    await asyncio.to_thread(store.beat, owner(ALICE), 60.0)
+    for seq in range(2, 5):
+        await settled(store)
+        proxy.cut()
+        await asyncio.sleep(0)  # lets the proxy close what it holds
+        await accepted(store, commit("run", seq))
+        await asyncio.to_thread(store.beat, owner(ALICE), 60.0)
+        assert (await store.read_heads(["run"]))[0] is not None
+        assert await store.post_mail("run", Mail("send")) is Posted.ACCEPTED
+
+
+async def test_after_a_restart_of_the_server_the_next_call_works(own: PostgresServer) -> None:
+    store = PostgresStore(own.url())
+    await store.open()
+    try:
+        await accepted(store, create("run"))
+        seen = await store.wait_change(0, 0.0)
+        for seq in (2, 4):
+            own.stop("immediate")
+            with pytest.raises(StoreUnavailableError, match="Start the server"):
+                await store.commit([commit("run", seq)])
+            with pytest.raises(StoreUnavailableError):
+                await asyncio.to_thread(store.beat, owner(ALICE), 60.0)
+            own.start()
+            await accepted(store, commit("run", seq))
+            await asyncio.to_thread(store.beat, owner(ALICE), 60.0)
+            own.stop("immediate")
+            own.start()
+            await accepted(store, commit("run", seq + 1))
+            assert [one.seq for one in await store.read_entries("run")] == list(range(1, seq + 2))
+            await asyncio.to_thread(store.beat, owner(ALICE), 60.0)
+        # Whoever waits hears again of what others do.
+        seen = await asyncio.wait_for(store.wait_change(seen, 0.0), AT_MOST)
+        other = PostgresStore(own.url())
+        await other.open()
+        await listening(own)
+        waiting = asyncio.create_task(store.wait_change(await store.wait_change(0, 0.0), AT_MOST * 2))
+        await accepted(other, create("new"))
+        await asyncio.wait_for(waiting, AT_MOST)
+        await other.close()
+    finally:
+        await store.close()
+
+
+async def listening(server: PostgresServer) -> None:
+    """Return when somebody listens on the server."""
+    with server.connect() as admin:
+        while not admin.execute("select 1 from pg_stat_activity where query like 'listen%'").fetchall():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_call_under_way_when_the_server_stops_says_that_it_is_in_doubt(
+    own: PostgresServer,
+) -> None:
+    store = PostgresStore(own.url())
+    await store.open()
+    try:
+        await accepted(store, create("run"))
+        with own.connect() as admin, admin.transaction():
+            admin.execute("lock table holdfast.entries")
+            waiting = asyncio.create_task(store.commit([commit("run", 2)]))
+            await blocked(own)
+            own.stop("immediate")
+            with pytest.raises(StoreUnavailableError, match="Nothing unacknowledged"):
+                await asyncio.wait_for(waiting, AT_MOST)
+            admin.close()
+        own.start()
+        assert [one.seq for one in await store.read_entries("run")] == [1]
+    finally:
+        await store.close()
+
+
+async def blocked(server: PostgresServer) -> None:
+    """Return when somebody waits for a lock."""
+    with server.connect() as admin:
+        while not admin.execute("select 1 from pg_stat_activity where wait_event_type = 'Lock'").fetchall():
+            await asyncio.sleep(0.01)
+
+
+# Cancelling
+
+
+async def test_a_commit_goes_on_when_whoever_waits_for_it_is_cancelled(
+    store: PostgresStore, direct: PostgresStore, proxy: PgProxy
+) -> None:
+    await accepted(store, create("run"))
+    await settled(store)
+    proxy.open.clear()
+    proxy.heard.clear()
+    waiting = asyncio.create_task(store.commit([commit("run", 2)]))
+    await asyncio.wait_for(proxy.heard.wait(), AT_MOST)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    proxy.open.set()
+    await accepted(store, commit("run", 3))  # on the same connection, behind the first
+    assert [one.seq for one in await direct.read_entries("run")] == [1, 2, 3]
+
+
+async def test_a_cancelled_read_or_claim_leaves_no_broken_connection(store: PostgresStore, proxy: PgProxy) -> None:
+    await accepted(store, create("run"))
+    await settled(store)
+    works: list[Any] = [
+        lambda: store.list_heads(Query()),
+        lambda: store.claim_runs(Query(ids=("run",)), BOB),
+        lambda: store.post_mail("run", Mail("send")),
+    ]
+    for work in works * 3:
+        proxy.open.clear()
+        proxy.heard.clear()
+        waiting = asyncio.create_task(work())
+        await asyncio.wait_for(proxy.heard.wait(), AT_MOST)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        proxy.open.set()
+        await settled(store)
+    heads = await store.list_heads(Query())
+    assert [head.id for head in heads] == ["run"]
+    assert heads[0].fence == 4  # every claim was made, though nobody waited for it
+
+
+# Heartbeats
+
+
+async def test_a_heartbeat_gives_up_when_the_server_does_not_answer(store: PostgresStore, proxy: PgProxy) -> None:
+    await asyncio.to_thread(store.beat, owner(ALICE), 60.0)
+    proxy.open.clear()
+    with pytest.raises(StoreUnavailableError, match="did not answer the heartbeat in time"):
+        await asyncio.wait_for(asyncio.to_thread(store.beat, owner(ALICE), 0.6), AT_MOST)
+    proxy.open.set()
+    await asyncio.to_thread(store.beat, owner(ALICE), 60.0)
+    (alice,) = await store.list_owners()
+    assert alice.alive
+
+
+async def test_dead_owners_that_own_nothing_are_forgotten_after_an_hour(
+    direct: PostgresStore, postgres: PostgresServer, postgres_store: str
+) -> None:
+    for name in (ALICE, BOB):
+        direct.beat(owner(name), 15.0)
+    await accepted(direct, create("run", owner=ALICE))
+    postgres.turn_back(postgres_store, 3500.0)
+    direct.beat(owner("c" * 15), 15.0)
+    assert len(await direct.list_owners()) == 3
+    postgres.turn_back(postgres_store, 200.0)
+    direct.beat(owner("c" * 15), 15.0)
+    assert {one.id for one in await direct.list_owners()} == {ALICE, "c" * 15}
+
+
+# Changes
+
+
+async def test_steps_do_not_wake_those_who_wait_for_something_to_claim(
+    direct: PostgresStore, store: PostgresStore, postgres: PostgresServer
+) -> None:
+    await accepted(store, create("run"))
+    await direct.wait_change(0, 0.0)
+    await listening(postgres)
+    ready, seen = await direct.wait_change(0, 0.0, ready=True), await direct.wait_change(0, 0.0)
+    while (again := await direct.wait_change(seen, 0.1)) != seen:  # what was still on its way
+        seen = again
+    ready = await direct.wait_change(0, 0.0, ready=True)
+    await accepted(store, commit("run", 2))
+    assert await asyncio.wait_for(direct.wait_change(seen, AT_MOST * 2), AT_MOST) != seen
+    assert await direct.wait_change(ready, 0.0, ready=True) == ready
+
+
+async def test_a_listener_that_is_lost_listens_again_and_wakes_everybody(
+    direct: PostgresStore, store: PostgresStore, postgres: PostgresServer
+) -> None:
+    await direct.wait_change(0, 0.0)
+    await listening(postgres)
+    seen = await direct.wait_change(0, 0.0)
+    waiting = asyncio.create_task(direct.wait_change(seen, AT_MOST * 2))
+    await asyncio.sleep(0)
+    with postgres.connect() as admin:
+        admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where query like 'listen%'")
+    await asyncio.wait_for(waiting, AT_MOST)
+    await listening(postgres)
+    seen = await direct.wait_change(0, 0.0)
+    waiting = asyncio.create_task(direct.wait_change(seen, AT_MOST * 2))
+    await accepted(store, create("run"))
+    await asyncio.wait_for(waiting, AT_MOST)
+
+
+# Forks
+
+
+async def test_a_forked_child_has_connections_of_its_own(direct: PostgresStore, tmp_path: Path) -> None:
+    await accepted(direct, create("run"))
+    direct.beat(owner(ALICE), 60.0)
+    await direct.read_heads(["run"])
+    child = os.fork()
+    if child == 0:
+        os._exit(_child(direct, tmp_path / "said"))
+    _, status = await asyncio.to_thread(os.waitpid, child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, (tmp_path / "said").read_text()
+    await accepted(direct, commit("run", 3))
+    direct.beat(owner(ALICE), 60.0)
+    assert [one.seq for one in await direct.read_entries("run")] == [1, 2, 3]
+    assert {one.id for one in await direct.list_owners()} == {ALICE, BOB}
+
+
+def _child(store: PostgresStore, said: Path) -> int:
+    async def live() -> None:
+        await accepted(store, commit("run", 2))
+        assert [one.seq for one in await store.read_entries("run")] == [1, 2]
+        store.beat(owner(BOB), 60.0)
+        await store.close()
+
+    try:
+        asyncio.run(live())
+    except BaseException as error:
+        said.write_text(repr(error))
+        return 1
+    return 0
