@@ -17,11 +17,12 @@ from holdfast.model import Query, RunStatus
 from holdfast.store.postgres import rows
 from holdfast.store.postgres.arrays import texts
 from holdfast.store.postgres.schema import UNFINISHED
-from holdfast.store.postgres.selecting import NEWEST, Bound, conditions, has_metadata
+from holdfast.store.postgres.selecting import NEWEST, Bound, conditions, has_metadata, states
 
 _PAGE = 500
 _OPEN = tuple(str(status) for status in RunStatus if f"'{status}'" in UNFINISHED)
 _LIGHT = "r.id, r.flow, r.queue, r.key, r.priority, r.created_at, r.fence, r.owner, r.status, r.seq"
+_ANY_TIME: dict[str, Any] = {"due_by": None, "idle_by": None}
 _FIRST = "order by r.priority desc, r.created_at, r.id"
 
 # Who else is at work on what: those of the claimer itself are candidates too, and given one by one.
@@ -108,15 +109,13 @@ async def _in_turn(connection: AsyncConnection, query: Query, owner: str) -> lis
     found = await (await connection.execute(UNDER_WAY, (owner,), binary=True)).fetchall()
     under_way = list(_each(found))
     full = reached(under_way, query.limits)
-    queues: list[str] | None = None
-    if query.queues is None and not query.has_mail and query.due_by is None:
+    queues = sorted(set(query.queues or ()))
+    if query.queues is None and not is_narrow(query):
         row = await (await connection.execute(QUEUES, binary=True)).fetchone()
         queues = (row[0] if row else None) or []
-    elif query.queues is not None:
-        queues = sorted(set(query.queues))
     depth = max(query.limit, 1)
     while True:
-        text, values = turn_statement(query, owner, full, queues or [], depth)
+        text, values = turn_statement(query, owner, full, queues, depth)
         some = await (await connection.execute(text, values, prepare=False, binary=True)).fetchall()
         known, cut = _known([(Candidate(*row[:-1]), row[-1]) for row in some], depth)
         known = await _with_metadata(connection, known, query)
@@ -159,57 +158,66 @@ def turn_statement(
     """The statement for the runs among which the next turns are given out.
 
     Those that nobody has and that wait for no time come through `runs_ready`, at most `depth` of each queue and
-    status; the others, which are due, have mail or lost their owner, are never many and come all.
+    status; the others, which are due, have mail or lost their owner, are never many and come all. No condition stands
+    there twice: the planner would take the rows to be fewer than they are.
     """
     bound = Bound()
-    flows, keys = sorted(full[0]), sorted(full[1])
-    where = [*conditions(query, bound, wake=False), f"r.status in {UNFINISHED}"]
-    if flows:
-        where.append(f"r.flow <> all ({bound(flows, 'text[]')})")
-    if keys:
-        full_flows, full_keys = bound([flow for flow, _ in keys], "text[]"), bound([key for _, key in keys], "text[]")
-        where.append(f"(r.key is null or (r.flow, r.key) not in (select * from unnest({full_flows}, {full_keys})))")
-    fits = " and ".join(where)
-    branches = [
-        f"select {_LIGHT}, null::text from runs r where {fits} and {_waits(query, bound)} and {_lost(owner, bound)}"
+    fits = " and ".join(
+        [*conditions(replace(query, states=None, queues=None, **_ANY_TIME), bound), *_not_full(full, bound)]
+    )
+    unowned = [
+        one for one in _OPEN if query.states is None or (one, None) in query.states or (one, False) in query.states
     ]
-    if query.has_mail or query.due_by is not None or query.ids is not None:
-        branches.append(
-            f"select {_LIGHT}, null::text from runs r where {fits} and {_waits(query, bound)} and r.owner is null"
-        )
-    else:
-        until = (
-            f"r.wake_at <= {bound(query.idle_by, 'float8')}" if query.idle_by is not None else "r.wake_at is not null"
-        )
-        branches.append(f"select {_LIGHT}, null::text from runs r where {fits} and {until} and r.owner is null")
-        branches.append(_ready(query, fits, queues, depth, bound))
-    return " union all ".join(f"({branch})" for branch in branches), bound.values
+    nobodys = f"r.owner is null and r.status in {UNFINISHED} and r.status = any ({bound(unowned, 'text[]')})"
+    in_queue = f"r.queue = any ({bound(queues, 'text[]')})" if query.queues is not None else "true"
+    state = states(query.states, bound) if query.states is not None else "true"
+    lost = f"{fits} and {in_queue} and {_in_time(query, bound)} and {state} and r.status in {UNFINISHED}"
+    found = [f"{lost} and {_whose_owner_is_lost(owner, bound)}"]
+    if is_narrow(query):
+        found.append(f"{fits} and {in_queue} and {_in_time(query, bound)} and {nobodys}")
+        return _union(found), bound.values
+    until = f"r.wake_at <= {bound(query.idle_by, 'float8')}" if query.idle_by is not None else "r.wake_at is not null"
+    found.append(f"{fits} and {in_queue} and {until} and {nobodys}")
+    ready = f"""
+      select c.* from unnest({bound(queues, "text[]")}) q (queue), unnest({bound(unowned, "text[]")}) s (status),
+      lateral (
+        select {_LIGHT}, r.status as sought from runs r
+        where r.queue = q.queue and r.status = s.status and r.owner is null and r.wake_at is null
+          and r.status in {UNFINISHED} and {fits}
+        {_FIRST} limit {bound(depth, "bigint")}
+      ) c"""
+    return f"{_union(found)} union all ({ready})", bound.values
 
 
-def _waits(query: Query, bound: Bound) -> str:
-    if query.due_by is not None and query.idle_by is not None:
-        return f"r.wake_at <= {bound(min(query.due_by, query.idle_by), 'float8')}"
+def is_narrow(query: Query) -> bool:
+    """Whether what is asked for beside the queue leaves few runs, which are found by that."""
+    return query.ids is not None or query.due_by is not None or bool(query.has_mail)
+
+
+def _union(found: list[str]) -> str:
+    return " union all ".join(f"(select {_LIGHT}, null::text from runs r where {where})" for where in found)
+
+
+def _not_full(full: tuple[set[str], set[tuple[str, str]]], bound: Bound) -> list[str]:
+    """Leaves out what has come to a limit already, or nobody behind it would be seen."""
+    flows, keys = sorted(full[0]), sorted(full[1])
+    where = [f"r.flow <> all ({bound(flows, 'text[]')})"] if flows else []
+    if keys:
+        of, key = bound([flow for flow, _ in keys], "text[]"), bound([key for _, key in keys], "text[]")
+        where.append(f"(r.key is null or (r.flow, r.key) not in (select * from unnest({of}, {key})))")
+    return where
+
+
+def _in_time(query: Query, bound: Bound) -> str:
     if query.due_by is not None:
-        return f"r.wake_at <= {bound(query.due_by, 'float8')}"
+        by = query.due_by if query.idle_by is None else min(query.due_by, query.idle_by)
+        return f"r.wake_at <= {bound(by, 'float8')}"
     if query.idle_by is not None:
         return f"(r.wake_at is null or r.wake_at <= {bound(query.idle_by, 'float8')})"
     return "true"
 
 
-def _lost(owner: str, bound: Bound) -> str:
-    """The claimer's own, and those of dead owners, found by going through the owners."""
-    me = bound(owner, "text")
-    return (
-        f"r.owner = any (array(select h.owner from ({_OWNERS}) h where h.owner = {me} or h.owner <> all ({rows.LIVE})))"
-    )
-
-
-def _ready(query: Query, fits: str, queues: list[str], depth: int, bound: Bound) -> str:
-    wanted = _OPEN if query.states is None else [one for one in _OPEN if one in {status for status, _ in query.states}]
-    return f"""
-      select c.* from unnest({bound(queues, "text[]")}) q (queue), unnest({bound(list(wanted), "text[]")}) s (status),
-      lateral (
-        select {_LIGHT}, r.status as sought from runs r
-        where r.queue = q.queue and r.status = s.status and r.owner is null and r.wake_at is null and {fits}
-        {_FIRST} limit {bound(depth, "bigint")}
-      ) c"""
+def _whose_owner_is_lost(owner: str, bound: Bound) -> str:
+    """Whether it is the claimer's own, or a dead owner's: found by going through the owners."""
+    lost = f"h.owner = {bound(owner, 'text')} or h.owner <> all ({rows.LIVE})"
+    return f"r.owner = any (array(select h.owner from ({_OWNERS}) h where {lost}))"

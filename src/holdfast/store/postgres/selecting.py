@@ -33,11 +33,8 @@ class Bound:
         return f"${len(self.values)}::{kind}"
 
 
-def conditions(query: Query, bound: Bound, *, claimable_by: str | None = None, wake: bool = True) -> list[str]:
-    """What a row of `runs r` must fulfil; with claimable_by also that this owner may claim it.
-
-    With wake=False the caller sees to `due_by` and `idle_by`.
-    """
+def conditions(query: Query, bound: Bound, *, claimable_by: str | None = None) -> list[str]:
+    """What a row of `runs r` must fulfil; with claimable_by also that this owner may claim it."""
     where: list[str] = []
     for name, some in (("id", query.ids), ("flow", query.flows), ("queue", query.queues)):
         if some is not None:
@@ -45,18 +42,18 @@ def conditions(query: Query, bound: Bound, *, claimable_by: str | None = None, w
     if query.but:
         where.append(f"r.id <> all ({bound(list(query.but), 'text[]')})")
     if query.states is not None:
-        where.append(_states(query.states, bound))
+        where.append(states(query.states, bound))
     for condition, value, kind in (
         ("r.parent =", query.parent, "text"),
         ("r.owner =", query.owner, "text"),
         ("r.created_at >=", query.created_from, "float8"),
         ("r.created_at <", query.created_before, "float8"),
-        ("r.wake_at <=", query.due_by if wake else None, "float8"),
+        ("r.wake_at <=", query.due_by, "float8"),
         ("r.expires_at <=", query.expired_by, "float8"),
     ):
         if value is not None:
             where.append(f"{condition} {bound(value, kind)}")
-    if wake and query.idle_by is not None:
+    if query.idle_by is not None:
         where.append(f"(r.wake_at is null or r.wake_at <= {bound(query.idle_by, 'float8')})")
     if query.has_mail is True:
         where.append("r.id in (select i.run from inbox i where not i.taken)")
@@ -72,17 +69,19 @@ def conditions(query: Query, bound: Bound, *, claimable_by: str | None = None, w
     return where or ["true"]
 
 
-def _states(states: tuple[tuple[str, bool | None], ...], bound: Bound) -> str:
+def states(pairs: tuple[tuple[str, bool | None], ...], bound: Bound) -> str:
+    """What a row must fulfil to be in one of these states."""
+
     def named(status: str) -> str:
         return f"'{status}'" if status in _KNOWN else bound(status, "text")
 
-    if not states:
+    if not pairs:
         return "false"
     terms = []
-    for status, owned in states:
+    for status, owned in pairs:
         whose = "" if owned is None else f" and {OWNED}" if owned else f" and not {OWNED}"
         terms.append(f"(r.status = {named(status)}{whose})")
-    some = ", ".join(named(status) for status, _ in states)
+    some = ", ".join(named(status) for status, _ in pairs)
     return f"r.status in ({some}) and ({' or '.join(terms)})"
 
 
