@@ -158,6 +158,13 @@ async def test_who_takes_an_ended_run_up_keeps_its_log_and_who_gives_it_up_lets_
     assert await store.inspect() == []
 
 
+async def test_an_ended_run_that_somebody_has_keeps_its_log(store: RedisStore) -> None:
+    end = HeadChange(status="failed", expires_at=time.time() - 1)
+    replies = await store.commit([create("run"), commit("run", 2, change=end), commit("run", 3)])
+    assert [reply.refused for reply in replies] == [None, None, None]
+    assert [entry.seq for entry in await store.read_entries("run")] == [1, 2, 3]
+
+
 async def test_an_expired_run_can_be_claimed_with_what_is_left_and_goes_on_from_there(store: RedisStore) -> None:
     end = HeadChange(status="failed", owner=None, expires_at=time.time() - 1)
     await store.commit([create("run"), commit("run", 2, 3, change=end)])

@@ -77,11 +77,6 @@ class RedisServer:
         """The URL of a store under that prefix."""
         return f"unix://{self.socket}" + (f"?prefix={prefix}" if prefix else "")
 
-    @property
-    def is_down(self) -> bool:
-        """Whether it was ended and not started again."""
-        return self._process is None
-
     def kill(self) -> None:
         """End it as kill -9 does."""
         self._end(signal.SIGKILL)

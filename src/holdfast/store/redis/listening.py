@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import redis
 import redis.asyncio
 
 from holdfast.store.changes import Changes
 
+_AT_MOST = 5.0  # seconds until whoever waits goes on without hearing
 _AGAIN = (0.05, 2.0)  # seconds until the next try to listen: at first, and after a while
-_LOOK = 0.5  # seconds after which to look when nothing can be heard
 
 
 class Listener:
@@ -22,8 +23,6 @@ class Listener:
         self._tasks: list[asyncio.Task[None]] = []
         self._channels: tuple[str, ...] = ()
         self._tried = asyncio.Event()
-        self.hears = False
-        """Whether changes are heard of right now."""
 
     async def wait(self, seen: int, timeout: float, channel: str) -> int:
         """Return the count of that channel when it is not `seen` any more, or after `timeout` seconds."""
@@ -31,13 +30,11 @@ class Listener:
             self._channels = (*self._channels, channel)
             self._cancel()
             self._tasks.append(asyncio.ensure_future(self._listen()))
-        # What changes from now on must be heard before the caller looks.
-        await self._tried.wait()
-        changes = self._counts[channel]
-        if seen == changes.count and not self.hears:
-            await asyncio.sleep(min(timeout, _LOOK))
-            changes.note()
-        return await changes.wait(seen, timeout)
+        # What changes from now on must be heard before the caller looks, if it can be heard at all.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_AT_MOST):
+                await self._tried.wait()
+        return await self._counts[channel].wait(seen, timeout)
 
     async def _listen(self) -> None:
         pause = _AGAIN[0]
@@ -54,18 +51,16 @@ class Listener:
                         waiting.discard(channel)
                         self._counts[channel].note()  # also at first: something may have been missed before
                         if not waiting:
-                            self.hears, pause = True, _AGAIN[0]
+                            pause = _AGAIN[0]
                             self._tried.set()
             except (redis.RedisError, OSError):
-                self.hears = False
                 self._tried.set()
             for channel in self._channels:
-                self._counts[channel].note()
+                self._counts[channel].note()  # whoever waits looks for itself as long as nothing can be heard
             await asyncio.sleep(pause)
             pause = min(pause * 2, _AGAIN[1])
 
     def _cancel(self) -> None:
-        self.hears = False
         self._tried.clear()
         for task in self._tasks:
             task.cancel()
