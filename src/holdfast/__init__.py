@@ -22,9 +22,10 @@ from holdfast.flows.moves import End, Goto, Handover, Terminate
 from holdfast.flows.pipeline import Pipeline
 from holdfast.flows.team import Strategy, Team
 from holdfast.flows.tools import Tool, tool
+from holdfast.handles import RunHandle
 from holdfast.inside import Child, ask, call, receive, sleep, spawn
-from holdfast.model import Ask, Checkpoint, Event, Run, RunStatus, Worker
-from holdfast.runtime import RunHandle, Runtime
+from holdfast.model import Ask, Checkpoint, Event, Health, Run, RunStatus, Worker
+from holdfast.runtime import Runtime
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ __all__ = [
     "Goto",
     "Graph",
     "Handover",
+    "Health",
     "HoldfastError",
     "Phase",
     "Pipeline",

@@ -1,15 +1,14 @@
-"""Runtime and RunHandle: what a program holds in its hands."""
+"""Runtime: what a program holds in its hands."""
 
 from __future__ import annotations
 
 import asyncio
 import builtins
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypedDict, TypeVar
+from typing import Any, Literal, Self, TypedDict, TypeVar
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.core.ids import check_id, parse_ref
@@ -20,7 +19,6 @@ from holdfast.engine.doctor import examine
 from holdfast.engine.engine import Engine
 from holdfast.engine.following import Following
 from holdfast.engine.listing import list_query, page_cursor
-from holdfast.engine.live import LiveRun
 from holdfast.engine.mailing import Mailing
 from holdfast.engine.pruning import Pruning
 from holdfast.engine.queueing import check_queues, check_worker_name, placing
@@ -30,8 +28,9 @@ from holdfast.engine.staff import workers
 from holdfast.engine.verbs import MISSING, Verbs
 from holdfast.engine.waking import Waker
 from holdfast.engine.worker import Worker as RunTaker
-from holdfast.errors import RunNotFoundError, UsageError
+from holdfast.errors import UsageError
 from holdfast.flows.base import Flow
+from holdfast.handles import RunHandle
 from holdfast.model import Ask, Call, Checkpoint, Event, Health, Problem, Run, RunStatus, Worker
 from holdfast.store.base import Store
 from holdfast.store.locate import default_location, locate
@@ -39,7 +38,6 @@ from holdfast.store.locate import default_location, locate
 R = TypeVar("R")
 
 _PAGE = 100
-_STUCK_AFTER = 10.0
 
 
 class Settings(TypedDict, total=False):
@@ -59,60 +57,6 @@ class Settings(TypedDict, total=False):
     durability: Literal["power", "process"]
     create: bool
     clock: Clock | None
-
-
-class RunHandle(Generic[R]):
-    """A run, wherever it is driven."""
-
-    def __init__(self, runtime: Runtime, run: str, live: LiveRun | None = None, *, queued: bool = False) -> None:
-        self._runtime, self._live, self._queued = runtime, live, queued
-        self.id = run
-
-    def __repr__(self) -> str:
-        return f"<run {self.id}>"
-
-    async def result(self) -> R:
-        """The run's result, when it has one.
-
-        Raises RunFailedError, RunCancelledError, RunPausedError, or RunInterruptedError when this process
-        handed it back. Giving up the wait does not stop the run. One that was put into a queue is waited for, and
-        never taken up by waiting.
-        """
-        following = self._runtime._following_now()
-        if self._queued:
-            attended: R = await following.attend(self.id)
-            return attended
-        try:
-            result: R = await following.follow(self.id)
-        except RunNotFoundError:
-            if self._live is None:
-                raise
-            result = await following.outcome(self._live)  # the store does not keep it: what became of it is known here
-        return result
-
-    async def pause(self) -> None:
-        """Pause the run at its next safe point. It stays paused, over restarts too, until it is resumed."""
-        await self._runtime.pause(self.id)
-
-    async def resume(self) -> None:
-        """Go on with the run from its latest checkpoint, here."""
-        await self._runtime.resume(self.id)
-
-    async def cancel(self, reason: str | None = None) -> None:
-        """Cancel the run at its next safe point, for good. An async step under way gets a CancelledError."""
-        await self._runtime.cancel(self.id, reason)
-
-    async def checkpoint(self) -> str:
-        """Make a checkpoint at the next safe point and give its id, RUN@SEQ."""
-        return await self._runtime._verbs_now().checkpoint(self.id)
-
-    async def send(self, topic: str, data: Any = None) -> None:
-        """Send a message to the run, for its `receive(topic)`; durable when this returns."""
-        await self._runtime.send(self.id, topic, data)
-
-    async def answer(self, value: Any, *, ask: str | None = None) -> str:
-        """Answer the question that the run waits with; see `Runtime.answer`."""
-        return await self._runtime.answer(self.id, value, ask=ask)
 
 
 class Runtime:
@@ -368,23 +312,9 @@ class Runtime:
 
     def health(self) -> Health:
         """How this runtime, opened with recover=True, is; safe to ask from any thread, whatever the event loop does."""
-        engine, worker = self._engine, self._worker
-        if worker is None:
+        if self._worker is None:
             raise UsageError("health() is that of a worker: open the Runtime with recover=True")
-        concurrency = self._settings["concurrency"]
-        looked = None if worker.looked_at is None else max(time.monotonic() - worker.looked_at, 0.0)
-        stopping = engine is None or engine.closing
-        stuck = looked is None or looked > _STUCK_AFTER
-        return Health(
-            well=not stopping and not stuck,
-            state="stopping" if stopping else "stuck" if stuck else "working",
-            id=worker.owner.id,
-            name=worker.owner.name,
-            queues=self._queues,
-            runs=0 if engine is None else len(engine.live),
-            concurrency=concurrency,
-            looked=looked,
-        )
+        return self._worker.health(self._settings["concurrency"])
 
     async def workers(self) -> builtins.list[Worker]:
         """Everybody who drives runs of this store, or would take them from its queues, the living first."""

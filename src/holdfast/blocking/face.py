@@ -20,10 +20,11 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
 import holdfast.runtime as face
+from holdfast import handles
 from holdfast.engine.verbs import MISSING
 from holdfast.errors import UsageError
 from holdfast.flows.base import Flow
-from holdfast.model import Ask, Call, Checkpoint, Event, Problem, Run, RunStatus, Worker
+from holdfast.model import Ask, Call, Checkpoint, Event, Health, Problem, Run, RunStatus, Worker
 from holdfast.store.base import Store
 
 R = TypeVar("R")
@@ -95,38 +96,38 @@ class Loop:
 class RunHandle(Generic[R]):
     """A run, wherever it is driven."""
 
-    def __init__(self, loop: Loop, handle: face.RunHandle[R]) -> None:
+    def __init__(self, loop: Loop, handle: handles.RunHandle[R]) -> None:
         self._loop, self._handle = loop, handle
         self.id = handle.id
 
     def __repr__(self) -> str:
         return repr(self._handle)
 
-    @_like(face.RunHandle.result)
+    @_like(handles.RunHandle.result)
     def result(self) -> R:
         return self._loop.wait(self._handle.result())
 
-    @_like(face.RunHandle.pause)
+    @_like(handles.RunHandle.pause)
     def pause(self) -> None:
         self._loop.wait(self._handle.pause())
 
-    @_like(face.RunHandle.resume)
+    @_like(handles.RunHandle.resume)
     def resume(self) -> None:
         self._loop.wait(self._handle.resume())
 
-    @_like(face.RunHandle.cancel)
+    @_like(handles.RunHandle.cancel)
     def cancel(self, reason: str | None = None) -> None:
         self._loop.wait(self._handle.cancel(reason))
 
-    @_like(face.RunHandle.checkpoint)
+    @_like(handles.RunHandle.checkpoint)
     def checkpoint(self) -> str:
         return self._loop.wait(self._handle.checkpoint())
 
-    @_like(face.RunHandle.send)
+    @_like(handles.RunHandle.send)
     def send(self, topic: str, data: Any = None) -> None:
         self._loop.wait(self._handle.send(topic, data))
 
-    @_like(face.RunHandle.answer)
+    @_like(handles.RunHandle.answer)
     def answer(self, value: Any, *, ask: str | None = None) -> str:
         return self._loop.wait(self._handle.answer(value, ask=ask))
 
@@ -168,7 +169,7 @@ class Runtime:
             raise UsageError("this Runtime is not open. Use it inside `with Runtime(...) as rt:`")
         return self._thread
 
-    def _handle(self, work: Coroutine[Any, Any, face.RunHandle[R]]) -> RunHandle[R]:
+    def _handle(self, work: Coroutine[Any, Any, handles.RunHandle[R]]) -> RunHandle[R]:
         return RunHandle(self._loop, self._loop.wait(work))
 
     @_like(face.Runtime.register)
@@ -215,6 +216,10 @@ class Runtime:
                 key=key,
             )
         )
+
+    @_like(face.Runtime.health)
+    def health(self) -> Health:
+        return self._runtime.health()
 
     @_like(face.Runtime.workers)
     def workers(self) -> builtins.list[Worker]:

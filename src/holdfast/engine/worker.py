@@ -18,7 +18,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.pruning import Pruning
 from holdfast.engine.recovery import Recovery
 from holdfast.errors import StoreError
-from holdfast.model import Head, Query
+from holdfast.model import Head, Health, Query
 
 log = logging.getLogger("holdfast")
 
@@ -27,6 +27,7 @@ _EVERYTHING = 1_000_000_000
 _CHILDREN_EVERY = 10.0
 _LEFT_ALONE = 60.0
 _SOON = 0.002
+_STUCK_AFTER = 10.0
 
 
 class Worker:
@@ -51,7 +52,6 @@ class Worker:
         self._freed: asyncio.Future[None] | None = None
         self.looked_at: float | None = None
         """When the worker last looked and the store answered, on the monotonic clock."""
-        self.owner = engine.ownership.owner
         engine.turns.freed = self._look_soon
 
     async def work(self) -> None:
@@ -71,6 +71,22 @@ class Worker:
             except StoreError as error:
                 log.warning("holdfast: could not look for runs to take up: %s", error)
                 await asyncio.sleep(self._poll)
+
+    def health(self, concurrency: int) -> Health:
+        """How it is; safe to ask from any thread."""
+        looked = None if self.looked_at is None else time.monotonic() - self.looked_at
+        stuck = looked is None or looked > _STUCK_AFTER
+        state = "stopping" if self._engine.closing else "stuck" if stuck else "working"
+        return Health(
+            well=state == "working",
+            state=state,
+            id=self._engine.ownership.id,
+            name=self._engine.ownership.owner.name,
+            queues=self._queues,
+            runs=len(self._engine.live),
+            concurrency=concurrency,
+            looked=looked,
+        )
 
     async def _wait(self, seen: int) -> int:
         """Return when there may be more to claim, when a turn is free again, or after a while."""
