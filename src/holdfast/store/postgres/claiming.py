@@ -38,7 +38,7 @@ _CLAIM_FREE, _CLAIM_NAMED = _CLAIM % "skip locked", _CLAIM % ""
 # Only of the runs that the statement before has taken, in the same transaction.
 _MINE = """
     from unnest($1::text[], $2::bigint[]) g (id, fence) join runs r on r.id = g.id
-      and r.fence = g.fence + 1 and r.owner = $3
+      and r.fence = g.fence + 1 and r.owner is not distinct from $3
 """
 _LOGS = f"""
     select r.id, {rows.ENTRY_COLUMNS} {_MINE} join entries e on e.n = r.n and e.seq >= r.base order by e.n, e.seq

@@ -32,12 +32,14 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 
 POOL_SIZE = 4
 _WAIT_FOR_CONNECTION = 10.0  # seconds
+_WAIT_FOR_THE_END = 10.0
 _inherited: list[object] = []  # kept so that a forked child never closes its parent's connections
 
 _SESSION = """
     select set_config('search_path', $1, false),
         set_config('synchronous_commit', case when $2 then 'off' when told = 'off' then 'on' else told end, false),
-        set_config('idle_in_transaction_session_timeout', '10s', false), set_config('jit', 'off', false)
+        set_config('idle_in_transaction_session_timeout', '10s', false), set_config('jit', 'off', false),
+        set_config('plan_cache_mode', 'force_custom_plan', false)
     from current_setting('synchronous_commit') told
 """
 # Every statement of a commit looks rows up by their key. The plan is made once, for tables that may still be empty:
@@ -161,12 +163,14 @@ class Connections:
             task.exception()  # whoever waited has it; when nobody does any more, it is not reported as forgotten
 
     async def close(self) -> None:
-        """Close everything, when what is under way has ended."""
+        """Close everything, when what is under way has ended, or the server does not answer any more."""
         if self.pid != os.getpid():
             _inherited.append(self)
             return
-        while self._under_way:
-            await asyncio.wait(self._under_way)
+        if self._under_way:
+            _, hanging = await asyncio.wait(self._under_way, timeout=_WAIT_FOR_THE_END)
+            for task in hanging:
+                task.cancel()
         if self._writer is not None:
             await self._writer.close()
             self._writer = None

@@ -1,0 +1,191 @@
+"""Several who use one PostgreSQL store at once: who waits for whom, and what is found when somebody damaged it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from holdfast.model import Commit, Limit, Mail, Posted, Query
+from holdfast.store.postgres import PostgresStore
+from holdfast.store.postgres import store as statements
+from holdfast.store.postgres.schema import lock_number
+from holdfast.testing.build import BOB, CAROL, commit, create, entry, owner
+from servers.postgres import PostgresServer
+
+AT_MOST = 20.0  # only bounds a failing test
+
+
+@pytest.fixture
+async def stores(postgres_url: str) -> AsyncIterator[list[PostgresStore]]:
+    """Three objects on the same store, as three processes have them."""
+    stores = [PostgresStore(postgres_url) for _ in range(3)]
+    for store in stores:
+        await store.open()
+    yield stores
+    for store in stores:
+        await store.close()
+
+
+@pytest.fixture
+def admin(postgres: PostgresServer, postgres_store: str) -> Any:
+    """A connection of somebody who looks in, with a transaction of its own."""
+    with psycopg.connect(postgres.url(), cursor_factory=psycopg.RawCursor) as connection:
+        connection.execute(f"set search_path = {postgres_store}")
+        connection.commit()
+        yield connection
+        connection.rollback()
+
+
+def unowned(run: str, **fields: Any) -> Commit:
+    return create(run, owner=None, fence=0, status="pending", **fields)
+
+
+async def waits(server: PostgresServer, task: asyncio.Task[Any]) -> bool:
+    """Whether the task comes to wait for a lock before it ends."""
+    with server.connect() as looking:
+        while not task.done():
+            if looking.execute("select 1 from pg_stat_activity where wait_event_type = 'Lock'").fetchall():
+                return True
+            await asyncio.sleep(0.01)
+    return False
+
+
+async def test_batches_of_the_same_runs_never_wait_for_each_other_in_a_circle(
+    stores: list[PostgresStore], postgres: PostgresServer
+) -> None:
+    runs = [f"run-{n:02}" for n in range(40)]
+    await stores[0].commit([create(run) for run in runs])
+    rounds = 15
+    with postgres.connect() as looking:
+        before = looking.execute("select sum(deadlocks) from pg_stat_database").fetchone()
+
+        async def push(store: PostgresStore, order: list[str], new: list[str]) -> None:
+            for turn in range(rounds):
+                made = [create(f"{run}-{turn}") for run in new]
+                await store.commit([*made, *(commit(run, 2, entries=(entry(turn + 2),)) for run in order)])
+
+        await asyncio.gather(
+            push(stores[0], runs, runs[:5]),
+            push(stores[1], runs[::-1], runs[4::-1]),
+            push(stores[2], runs[20:] + runs[:20], runs[2:5] + runs[:2]),
+        )
+        for store in stores:
+            await store.close()
+        after = looking.execute("select sum(deadlocks) from pg_stat_database").fetchone()
+    assert after == before
+    await stores[0].open()
+    entries = [await stores[0].read_entries(run) for run in runs]
+    assert all([one.seq for one in some] == list(range(1, rounds + 2)) for some in entries)
+
+
+async def test_mail_gets_its_number_when_the_mail_before_it_can_be_seen(
+    stores: list[PostgresStore], postgres: PostgresServer, admin: psycopg.Connection[Any]
+) -> None:
+    await stores[0].commit([create("run")])
+    admin.execute(statements._POST_MAIL, ("run", "send", "1", None))
+    second = asyncio.create_task(stores[0].post_mail("run", Mail("send", b"2")))
+    assert await waits(postgres, second)
+    admin.commit()
+    assert await asyncio.wait_for(second, AT_MOST) is Posted.ACCEPTED
+    (reply,) = await stores[1].commit([commit("run")])
+    assert [mail.body for mail in reply.mail] == [b"1", b"2"]
+
+
+async def test_a_claim_by_name_waits_for_whoever_writes_the_run_and_any_other_passes_it_over(
+    stores: list[PostgresStore], postgres: PostgresServer, admin: psycopg.Connection[Any]
+) -> None:
+    await stores[0].commit([unowned("busy", created_at=9.0), unowned("free", created_at=1.0)])
+    stores[0].beat(owner(BOB), 60.0)
+    stores[0].beat(owner(CAROL), 60.0)
+    admin.execute("select 1 from runs where id = 'busy' for update")
+    taken = await asyncio.wait_for(stores[1].claim_runs(Query(limit=2), BOB), AT_MOST)
+    assert [claim.head.id for claim in taken] == ["free"]
+    by_name = asyncio.create_task(stores[2].claim_runs(Query(ids=("busy",)), CAROL))
+    assert await waits(postgres, by_name)
+    admin.commit()
+    (claim,) = await asyncio.wait_for(by_name, AT_MOST)
+    assert (claim.head.id, claim.head.owner) == ("busy", CAROL)
+
+
+async def test_a_run_that_changed_after_it_was_chosen_is_not_taken(
+    stores: list[PostgresStore], postgres: PostgresServer, admin: psycopg.Connection[Any]
+) -> None:
+    await stores[0].commit([create("run", owner=CAROL)])
+    admin.execute("update runs set status = 'completed', owner = null where id = 'run'")
+    query = Query(ids=("run",), states=(("running", False),))
+    claim = asyncio.create_task(stores[0].claim_runs(query, BOB))
+    assert await waits(postgres, claim)
+    admin.commit()
+    assert await asyncio.wait_for(claim, AT_MOST) == []
+
+
+async def test_those_who_fill_a_limit_go_one_after_the_other(
+    stores: list[PostgresStore], postgres: PostgresServer, postgres_store: str, admin: psycopg.Connection[Any]
+) -> None:
+    await stores[0].commit([unowned("f", flow="f"), unowned("g", flow="g")])
+    stores[0].beat(owner(BOB), 60.0)
+    number = lock_number("holdfast", postgres_store, "f")
+    admin.execute("select pg_advisory_xact_lock($1)", (number,))
+    limits = (Limit("f", 1),)
+    limited = asyncio.create_task(stores[0].claim_runs(Query(in_turn=True, flows=("f",), limits=limits), BOB))
+    assert await waits(postgres, limited)
+    free = Query(in_turn=True, flows=("g",), limits=(Limit("g", 1),))
+    assert len(await asyncio.wait_for(stores[1].claim_runs(free, BOB), AT_MOST)) == 1
+    admin.rollback()
+    assert len(await asyncio.wait_for(limited, AT_MOST)) == 1
+
+
+async def test_whoever_stops_in_the_middle_of_a_claim_does_not_keep_its_locks(stores: list[PostgresStore]) -> None:
+    async def ask(connection: Any) -> Any:
+        return await (await connection.execute("show idle_in_transaction_session_timeout")).fetchone()
+
+    opened = stores[0]._opened
+    assert opened is not None
+    assert await opened[0].do(ask) == await opened[0].write(ask) == ("10s",)
+
+
+# Damage
+
+DAMAGE: dict[str, tuple[str, tuple[str | None, str]]] = {
+    "a log that is gone": ("delete from entries where n = {n}", ("run", "the run has no log")),
+    "a gap": ("delete from entries where n = {n} and seq = 2", ("run", "its log has gaps")),
+    "an end that is gone": (
+        "delete from entries where n = {n} and seq = 3",
+        ("run", "its log ends at 2, but the run says 3"),
+    ),
+    "a run that is gone": ("delete from runs where n = {n}", (None, "3 entries belong to no run")),
+    "mail of nobody": ("update inbox set n = 0", (None, "1 pieces of mail belong to no run")),
+    "a trigger of somebody else": (
+        "create trigger theirs before update on runs for each row "
+        "execute function suppress_redundant_updates_trigger()",
+        (None, "table runs has a trigger that is not ours: theirs"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("harm", "found"), DAMAGE.values(), ids=DAMAGE)
+async def test_damage_is_found(
+    stores: list[PostgresStore],
+    postgres: PostgresServer,
+    postgres_store: str,
+    harm: str,
+    found: tuple[str | None, str],
+) -> None:
+    await stores[0].commit([create("run"), commit("run", 2, 3), create("sound"), commit("sound", 2)])
+    await stores[0].post_mail("sound", Mail("send"))
+    assert await stores[0].inspect() == []
+    with postgres.connect() as harming:
+        harming.execute(f"set search_path = {postgres_store}")
+        row = harming.execute("select n from runs where id = 'run'").fetchone()
+        assert row is not None
+        harming.execute(harm.format(n=row[0]))
+    try:
+        assert await stores[1].inspect() == [found]
+    finally:
+        with postgres.connect() as mending:
+            mending.execute("set client_min_messages = warning")
+            mending.execute(f"drop trigger if exists theirs on {postgres_store}.runs")
