@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from holdfast import Agent, Graph, Pipeline, RunLimit, Runtime, Strategy, Team, flow, spawn, step
-from holdfast.errors import RunCancelledError, RunExistsError, UsageError
+from holdfast.engine import custody
+from holdfast.errors import RunCancelledError, RunExistsError, StoreUnavailableError, UsageError
 from holdfast.store.base import Store
 from holdfast.testing import ManualClock
 from waiting import until_status
@@ -350,3 +351,26 @@ async def test_an_idle_worker_is_woken_and_does_not_wait_for_its_next_look(make_
         looked = worker._worker.looked_at
         assert await (await rt.start(noted.flow, "b", queue="q")).result() == "B"
         assert worker._worker.looked_at != looked
+
+
+async def test_a_claim_whose_reply_is_lost_leaves_no_run_with_somebody_who_does_not_drive_it(
+    make_runtime: MakeRuntime, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker lives, so nobody else could take the run: it must find out by itself."""
+    monkeypatch.setattr(custody, "_SURE", 0.02)
+    noted, store = Noted(), WatchedStore(make_store())
+    claim, lost = store.claim_runs, list[int]()
+
+    async def claim_and_lose(query: Any, owner: str) -> Any:
+        claims = await claim(query, owner)
+        if claims and not lost:
+            lost.append(len(claims))
+            raise StoreUnavailableError("the connection is lost")
+        return claims
+
+    monkeypatch.setattr(store, "claim_runs", claim_and_lose)
+    async with make_runtime() as rt, make_runtime(store, **WORKER) as worker:
+        worker.register(noted.flow)
+        assert await (await rt.start(noted.flow, "a", queue="q")).result() == "A"
+    assert lost == [1]
+    assert noted.begun == ["a"]

@@ -21,6 +21,9 @@ from holdfast.errors import StoreError
 from holdfast.model import Claim, Head, Query
 from holdfast.store.base import Store
 
+_EVERYTHING = 1_000_000_000
+_SURE, _LATE = 2.0, 20.0  # seconds
+
 
 class Custody:
     """Belongs to one engine."""
@@ -40,11 +43,14 @@ class Custody:
         self._drives, self._added = drives, added
         self._orphans: list[RunWriter] = []
         self._doubtful: set[str] = set()
+        self._idle: dict[tuple[str, int], float] = {}
+        """By run and fence, on the loop's clock: since when it was seen to be ours and undriven."""
+        self._look_at = self._look_until = 0.0
         # What was just claimed must not be taken for a doubtful one before whoever claimed it knows.
         self._one_at_a_time = asyncio.Lock()
 
     async def claim(self, query: Query) -> list[Claim]:
-        """The runs of these ids that match and are owned by this process from now on."""
+        """The runs that match and are owned by this process from now on."""
         await self._ownership.begin()
         async with self._one_at_a_time:
             try:
@@ -56,8 +62,9 @@ class Custody:
             return claims
 
     def doubt(self, *runs: str) -> None:
-        """Nobody knows whether these are ours: the store is asked later."""
+        """Nobody knows whether these, or others, are ours: the store is asked later, and for a while."""
         self._doubtful.update(runs)
+        self._look_until = self._committer.loop.time() + _LATE
         self._added()
 
     def add(self, writer: RunWriter) -> None:
@@ -87,7 +94,7 @@ class Custody:
 
     async def release(self, run: str | None = None) -> None:
         """Give up what can be, if this run is among it or none is named. What fails is tried again later."""
-        if not self._orphans and not self._doubtful:
+        if not self._orphans and not self._doubtful and not self._look_until:
             return
         if run is not None and run not in self._doubtful and all(writer.run != run for writer in self._orphans):
             return
@@ -97,8 +104,30 @@ class Custody:
                     await writer.release()
                     self._orphans.remove(writer)
                 await self._settle_doubts()
+                await self._look_for_idle()
             except StoreError:
                 pass
+
+    async def _look_for_idle(self) -> None:
+        """Give up what this process owns and does not drive.
+
+        A claim of whatever there was tells no names when its reply is lost, and what was sent before the connection
+        broke may take effect a while after. What was claimed just now is not driven yet either: only what is seen so
+        again after a while is meant.
+        """
+        now = self._committer.loop.time()
+        if now < self._look_at or not self._look_until:
+            return
+        heads = await self._store.list_heads(Query(owner=self._ownership.id, limit=_EVERYTHING))
+        idle = {(head.id, head.fence): head for head in heads if not self._drives(head.id)}
+        since = {key: self._idle.get(key, now) for key in idle}
+        for key, head in idle.items():
+            if now - since[key] >= _SURE:
+                await self._writer(head).release()
+                del since[key]
+        self._idle, self._look_at = since, now + _SURE / 2
+        if now >= self._look_until and not since:
+            self._look_until = 0.0
 
     async def _settle_doubts(self) -> None:
         runs = tuple(self._doubtful)
