@@ -23,7 +23,7 @@ demo: setup            ## an agent with tools and an approval, killed twice, goe
 	$(BIN)/holdfast demo
 
 examples: setup        ## every example once, in a store that is thrown away
-	@store=$$(mktemp -d) && for name in named_steps research_task durable_function approval fan_out streaming support_graph data_enrichment_team recovering_agent; do \
+	@store=$$(mktemp -d) && for name in named_steps research_task durable_function approval fan_out streaming support_graph data_enrichment_team recovering_agent fleet; do \
 	    echo "== $$name" && HOLDFAST_STORE=sqlite:$$store/runs.db $(BIN)/python examples/$$name.py || exit 1; \
 	done; rm -rf "$$store"
 

@@ -220,3 +220,16 @@ def test_the_agent_is_told_why_it_may_not_publish(store: str) -> None:
     last = run("recovering_agent.py", "no", store=store).splitlines()
     assert done(last) == []
     assert last[-1] == "result: It stays unpublished (refused: a person did not allow this call: too short)."
+
+
+def test_three_workers_share_the_runs_and_one_of_them_is_killed(tmp_path: Path, postgres_url: str) -> None:
+    for store in (f"sqlite:{tmp_path / 'runs.db'}", postgres_url):
+        command = [sys.executable, str(EXAMPLES / "fleet.py")]
+        env = os.environ | {"HOLDFAST_STORE": store, "SECONDS_PER_STEP": "0.02"}
+        lines = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=60, env=env
+        ).stdout.splitlines()
+        assert sum(line.endswith("packed and shipped") for line in lines) == 12
+        doing = [line.split(" in process")[0] for line in lines if line.startswith("doing")]
+        assert len(set(doing)) == 24
+        assert any(line.startswith("kill -9") for line in lines)
