@@ -171,6 +171,7 @@ QUERIES = [
     Query(owner=ALICE),
 ]
 CLAIMS = [
+    *(Query(in_turn=True, states=PENDING, flows=(flow,), limit=1) for flow in "gfgfgf"),
     Query(in_turn=True, limit=1),
     Query(in_turn=True, states=PENDING, limit=9),
     Query(in_turn=True, states=PENDING, flows=("g",), idle_by=60.0, limit=4),

@@ -14,16 +14,28 @@ import msgspec
 from holdfast.core.query import matches, place
 from holdfast.core.record import may_claim
 from holdfast.core.transitions import ENDED
-from holdfast.core.turns import first_in_turn
+from holdfast.core.turns import first_in_turn, reached
 from holdfast.errors import StoreDamagedError
 from holdfast.model import Query, RunStatus
 from holdfast.store.redis import scripts
-from holdfast.store.redis.records import FIELDS, LIGHT, Found, found_in, pack, place_of, run_in, sortable, turn_of
+from holdfast.store.redis.records import (
+    FIELDS,
+    LIGHT,
+    Found,
+    found_in,
+    line_in,
+    pack,
+    place_of,
+    run_in,
+    sortable,
+    turn_of,
+)
 from holdfast.store.redis.server import Server
 
 READ_AT_LEAST, READ_AT_MOST = 50, 500  # members of an index in one page of a list
 DEPTH = 16  # of each queue that a claim looks at first, at least
 _PAGE = 200
+_LAST = "~"  # behind every place
 _UNFINISHED = tuple(status.value for status in RunStatus if status not in ENDED)
 _decode_light = msgspec.json.Decoder(tuple[str, str, str | None])
 
@@ -72,65 +84,76 @@ class Chooser:
 
     async def in_turn(self, query: Query, claimer: str) -> tuple[list[Found], bytes]:
         """Those whose turn it is, with the number that must not have changed when they are claimed."""
-        depth = max(query.limit, DEPTH)
-        queues = await self._queues(query)
+        named = await self._named(query)
+        lines = [] if named is not None else await self._lines(query)
+        depth = min(max(query.limit, DEPTH), READ_AT_MOST)
         while True:
-            shot = await self._snapshot([index for _, index in queues], "-", "+", depth, claimer=claimer)
-            found, cut = _first_of(shot, [queue for queue, _ in queues])
-            if query.ids is not None:
-                found = [one async for one in self._of_ids(query.ids, LIGHT)]
-            free = {
-                one.head.id: one
-                for one in found
-                if one.head.status not in ENDED
-                and may_claim(one.head, claimer)
-                and matches(one.head, query, one.has_mail)
-            }
-            if cut <= {one.head.queue for one in free.values()}:
-                heads = [one.head for one in free.values()]
-                chosen = first_in_turn(heads, shot.under_way, query.limits, query.limit, cut)
+            shot = await self._snapshot([index for _, _, index in lines], "-", "+", depth, claimer=claimer)
+            ends = _ends(shot, lines)
+            found = shot.free + [one for _, _, page in shot.pages for one in page]
+            if named is not None or query.idle_by is not None:
+                found += [one async for one in self._of_ids(await self._due(query) if named is None else named, LIGHT)]
+            free = {one.head.id: one for one in found if _is_free(one, query, claimer)}
+            others = [one for one in shot.under_way if one.id not in free]
+            known = [head for head, *_ in free.values() if turn_of(head) <= ends.get(head.queue, _LAST)]
+            if ends.keys() <= {head.queue for head in known}:
+                chosen = first_in_turn(known, others, query.limits, query.limit, ends)
                 if chosen is not None:
                     return [free[head.id] for head in chosen], shot.taken if query.limits else b""
-            depth *= 8
+            full, _ = reached(others, query.limits)
+            if not full.isdisjoint(flow for _, flow, _ in lines):  # nothing of these is taken, however many there are
+                lines = [line for line in lines if line[1] not in full]
+            else:
+                depth *= 8
 
-    async def _queues(self, query: Query) -> list[tuple[str, str]]:
-        """The queues that a claim looks at, with the index for each of the statuses that it may mean."""
+    async def _named(self, query: Query) -> list[str] | None:
+        """The ids of all runs that the query can mean, where an index names just these."""
         if query.ids is not None:
-            return []
-        if query.queues is None:
-            names = {name.decode() for name in await self._server.do("SMEMBERS", self._key("queues"))}
-        else:
-            names = set(query.queues)
+            return list(query.ids)
+        if query.owner is not None:
+            return await self._held_by(query.owner)
+        if query.due_by is not None or query.expired_by is not None:
+            return [run_in(place) for place in await self._timed(query)]
+        for index, asked in (("mailed", query.has_mail), (f"children:{query.parent}", query.parent is not None)):
+            if asked:
+                return [run_in(place) for place in await self._server.do("ZRANGE", self._key(index), 0, -1)]
+        return None
+
+    async def _due(self, query: Query) -> list[str]:
+        """The ids of the runs whose time has come, which stand in no line of those that are ready."""
+        return [run_in(place) for place in await self._timed(Query(due_by=query.idle_by))]
+
+    async def _lines(self, query: Query) -> list[tuple[str, str, str]]:
+        """The queues and flows that a claim looks at, with the index for each of the statuses that it may mean."""
         wanted = _UNFINISHED if query.states is None else {status for status, _ in query.states}
-        return [
-            (name, self._key(f"turn:{status}:{name}"))
-            for name in sorted(names)
-            for status in _UNFINISHED
-            if status in wanted
-        ]
+        found: list[tuple[str, str, str]] = []
+        for line in await self._server.do("SMEMBERS", self._key("lines")):
+            queue, flow = line_in(line)
+            if (query.queues is None or queue in query.queues) and (query.flows is None or flow in query.flows):
+                names = [f"{status}:{line.decode()}" for status in _UNFINISHED if status in wanted]
+                found += [(queue, flow, self._key(f"turn:{name}")) for name in names]
+                if query.idle_by is None:
+                    found += [(queue, flow, self._key(f"later:{name}")) for name in names]
+        return found
 
     def _key(self, name: str) -> str:
         return f"{self._server.address.prefix}:{name}"
 
     async def _candidates(self, query: Query, fields: Sequence[str]) -> AsyncIterator[Found]:
         """All that could match, newest first, found by the narrowest index."""
-        places = await self._places(query)
-        if places is not None:
-            for start in range(0, len(places), _PAGE):
-                async for one in self._of_ids([run_in(place) for place in places[start : start + _PAGE]], fields):
-                    yield one
-        elif query.ids is not None or query.owner is not None:
+        if query.ids is not None or query.owner is not None:
             ids = query.ids if query.ids is not None else await self._held_by(query.owner or "")
             for one in sorted([one async for one in self._of_ids(ids, fields)], key=_place, reverse=True):
+                yield one
+        elif query.due_by is not None or query.expired_by is not None:
+            async for one in self._of_ids(map(run_in, await self._timed(query)), fields):
                 yield one
         else:
             async for one in self._walk(query, fields):
                 yield one
 
-    async def _places(self, query: Query) -> list[bytes] | None:
-        """The places of all runs that are due or expired, newest first, when the query asks for those."""
-        if query.ids is not None or (query.due_by is None and query.expired_by is None):
-            return None
+    async def _timed(self, query: Query) -> list[bytes]:
+        """The places of all runs that are due or expired, newest first."""
         index, bound = ("due", query.due_by) if query.due_by is not None else ("expiring", query.expired_by)
         return sorted(await self._server.do("ZRANGEBYSCORE", self._key(index), "-inf", repr(bound)), reverse=True)
 
@@ -235,13 +258,16 @@ def _under_way(owned: Sequence[bytes]) -> list[UnderWay]:
     return found
 
 
-def _first_of(shot: Snapshot, queues: Sequence[str]) -> tuple[list[Found], set[str]]:
-    """The first candidates of each queue, as far as all that come before them are known; and who has more."""
+def _ends(shot: Snapshot, lines: Sequence[tuple[str, str, str]]) -> dict[str, str]:
+    """For each queue that has more than was read, the place up to which all that stand in it are known."""
     ends: dict[str, str] = {}
-    for queue, (number, last, _) in zip(queues, shot.pages, strict=True):
+    for (queue, _, _), (number, last, _) in zip(lines, shot.pages, strict=True):
         if number == shot.asked:
-            ends[queue] = min(last.decode(), ends.get(queue, last.decode()))
-    everybody = [*shot.free, *(one for _, _, page in shot.pages for one in page)]
-    return [one for one in everybody if one.head.queue not in ends or turn_of(one.head) <= ends[one.head.queue]], set(
-        ends
-    )
+            ends[queue] = min(last.decode(), ends.get(queue, _LAST))
+    return ends
+
+
+def _is_free(one: Found, query: Query, claimer: str) -> bool:
+    """Whether the claimer could be given this run."""
+    head = one.head
+    return head.status not in ENDED and may_claim(head, claimer) and matches(head, query, one.has_mail)

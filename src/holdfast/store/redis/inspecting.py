@@ -10,7 +10,7 @@ from holdfast.store.redis.server import Server
 
 _PAGE = 200
 _OF_RUNS = ("head", "log", "mail", "used")
-_INDEXES = ("runs", "in", "turn", "due", "expiring", "children", "mailed")
+_INDEXES = ("runs", "in", "turn", "later", "due", "expiring", "children", "mailed")
 
 
 class Inspector:

@@ -81,6 +81,12 @@ def turn_of(head: Head) -> str:
     return f"{min(max(32767 - head.priority, 0), 65535):04x}{place_of(head.created_at, head.id)}"
 
 
+def line_in(member: bytes) -> tuple[str, str]:
+    """The queue and the flow of a line."""
+    size, _, rest = member.partition(b":")
+    return rest[: int(size)].decode(), rest[int(size) + 1 :].decode()
+
+
 def run_in(member: bytes) -> str:
     """The id in a place."""
     return member[16:].decode()

@@ -31,7 +31,8 @@ for _, index in ipairs(indexes) do
     members = {}
   end
   if #members == count then more = 1 end
-  local skip = string.find(index, P .. 'turn:', 1, true) == 1 and 21 or 17
+  local kind = string.match(string.sub(index, #P + 1), '^%a+')
+  local skip = (kind == 'turn' or kind == 'later') and 21 or 17
   for _, member in ipairs(members) do
     local run = string.sub(member, skip)
     local s, problem = load(run)

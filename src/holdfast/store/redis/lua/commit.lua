@@ -95,7 +95,7 @@ local function write(c, s)
     local after = places(run, s)
     leave(before, after)
     enter(before, after)
-    if c[4] then redis.call('SADD', P .. 'queues', s.queue) end
+    if c[4] then redis.call('SADD', P .. 'lines', line_of(s)) end
     if s.owner then redis.call('HSET', P .. 'owned', run, holding(s)) else redis.call('HDEL', P .. 'owned', run) end
     if s.owner and s.owner ~= owner then note_taken() end
     ready = ready or not s.owner

@@ -1,12 +1,18 @@
 -- Where a run stands in the indexes, and how it gets from one place to another.
 
--- Where a run of this state is to stand: index -> {member, score}. Members sort by their bytes, score 0 elsewhere.
+-- The runs of one flow in one queue stand in one line. Either name may hold anything, hence the length.
+local function line_of(s) return #s.queue .. ':' .. s.queue .. ':' .. s.flow end
+
+-- Where a run of this state is to stand: index -> {member, score}. Where the score is 0, members sort by their bytes.
 local function places(run, s)
   local found = {
     [P .. 'runs'] = {s.place, '0'},
     [P .. 'in:' .. s.status] = {s.place, '0'},
   }
-  if not s.owner and not ENDED[s.status] then found[P .. 'turn:' .. s.status .. ':' .. s.queue] = {s.turn, '0'} end
+  if not s.owner and not ENDED[s.status] then
+    -- What waits for a time stands apart, or all that sleeps would stand in the way of what is ready.
+    found[P .. (s.wake_at and 'later:' or 'turn:') .. s.status .. ':' .. line_of(s)] = {s.turn, '0'}
+  end
   if s.wake_at then found[P .. 'due'] = {s.place, s.wake_at} end
   if s.expires_at then found[P .. 'expiring'] = {s.place, s.expires_at} end
   if s.parent then found[P .. 'children:' .. s.parent] = {s.place, '0'} end
@@ -19,7 +25,7 @@ local function holding(s)
   return (ENDED[s.status] and '-' or '+') .. s.owner .. ' ' .. s.light
 end
 
-local SHARED = {owned = 'hash', meta = 'hash', queues = 'set', runs = 'zset', due = 'zset', expiring = 'zset',
+local SHARED = {owned = 'hash', meta = 'hash', lines = 'set', runs = 'zset', due = 'zset', expiring = 'zset',
   mailed = 'zset'}
 local sound = {}
 local function check(key, wanted)

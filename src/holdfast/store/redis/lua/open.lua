@@ -7,7 +7,7 @@ local found = redis.call('HGET', P .. 'meta', 'version')
 if found then
   if found ~= ARGV[2] then return found end
 else
-  local rest = redis.call('EXISTS', P .. 'meta', P .. 'runs', P .. 'owned', P .. 'owners', P .. 'leases', P .. 'queues')
+  local rest = redis.call('EXISTS', P .. 'meta', P .. 'runs', P .. 'owned', P .. 'owners', P .. 'leases', P .. 'lines')
   if rest > 0 then return {'store', 'its version is missing, though runs are there'} end
   if ARGV[3] ~= 'yes' then return 'none' end
 end

@@ -7,7 +7,7 @@
 local P = ARGV[1] .. ':'
 local ENDED = {completed = true, failed = true, cancelled = true}
 local STATE = {'status', 'owner', 'fence', 'attempt', 'seq', 'first', 'base', 'wake_at', 'expires_at', 'parent',
-  'queue', 'place', 'turn', 'light', 'mails', 'last_mail', 'used', 'last', 'rev'}
+  'flow', 'queue', 'place', 'turn', 'light', 'mails', 'last_mail', 'used', 'last', 'rev'}
 local CHUNK = 1000  -- values in one call: Lua has room for some thousands on its stack
 
 local clock = redis.call('TIME')
@@ -58,7 +58,7 @@ local function load(run)
   for _, name in ipairs({'fence', 'attempt', 'seq', 'first', 'base', 'mails', 'last_mail', 'used', 'rev'}) do
     if not whole(s[name]) then return nil, 'its head does not say ' .. name end
   end
-  if not (s.place and s.turn and s.light and s.queue) then return nil, 'its head does not say its place' end
+  if not (s.place and s.turn and s.light and s.queue and s.flow) then return nil, 'its head does not say its place' end
   if (s.wake_at and not tonumber(s.wake_at)) or (s.expires_at and not tonumber(s.expires_at)) then
     return nil, 'its head does not say its times'
   end
