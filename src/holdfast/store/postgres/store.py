@@ -42,10 +42,11 @@ _POST_MAIL = """
     )
     select (select count(*) from run), (select count(*) from posted)
 """
+# The lock is a statement of its own: what somebody wrote while it was waited for is seen, and deleted, by the next one.
+_LOCK_RUN = "select 1 from runs r where r.id = $1 for update"
 _DELETE_RUN = f"""
-    with gone as materialized (
-      select r.id, r.n from runs r where r.id = $1 and not {rows.OWNED} for update
-    ), log as (delete from entries e using gone g where e.n = g.n),
+    with gone as materialized (select r.id, r.n from runs r where r.id = $1 and not {rows.OWNED}),
+    log as (delete from entries e using gone g where e.n = g.n),
     mail as (delete from inbox i using gone g where i.n = g.n)
     delete from runs r using gone g where r.id = g.id returning 1
 """
@@ -157,10 +158,17 @@ class PostgresStore(Store):
 
     async def delete_run(self, run: str) -> bool:
         connections, channels = await self._db()
-        gone = await connections.do(lambda connection: _rows(connection, _DELETE_RUN, (run,)))
-        if gone:
+
+        async def work(connection: AsyncConnection) -> bool:
+            async with connection.pipeline():
+                await connection.execute(_LOCK_RUN, (run,))
+                gone = await connection.execute(_DELETE_RUN, (run,))
+            return await gone.fetchone() is not None
+
+        deleted = await connections.do(work)
+        if deleted:
             channels.tell()
-        return bool(gone)
+        return deleted
 
     # Owners
 

@@ -21,6 +21,7 @@ from holdfast.store.changes import Changes
 
 _EVERY = 0.02  # seconds between two notifications of plain changes
 _BACKOFF = (0.1, 5.0)
+_PATIENCE = 1.0  # seconds for the last notification
 
 # Nobody needs this on disk: the flush is not waited for.
 _NOTIFY = """
@@ -119,7 +120,7 @@ class Channels:
         self._closing = True
         self._hurry.set()
         if self._sending is not None:
-            await asyncio.wait({self._sending})
+            await asyncio.wait({self._sending}, timeout=_PATIENCE)  # others find it by themselves, too
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait({self._listening})
