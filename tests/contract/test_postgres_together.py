@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.model import Commit, Limit, Mail, Posted, Query
+from holdfast.model import Commit, Limit, Mail, Posted, Query, Refusal
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres import store as statements
 from holdfast.store.postgres.schema import lock_number
@@ -76,6 +76,25 @@ async def test_batches_of_the_same_runs_never_wait_for_each_other_in_a_circle(
     await stores[0].open()
     assert {head.seq for head in await stores[0].read_heads(runs) if head is not None} == {rounds + 1}
     assert await stores[0].inspect() == []
+
+
+async def test_new_runs_are_made_in_the_order_of_their_ids(
+    stores: list[PostgresStore], postgres: PostgresServer, postgres_store: str, admin: psycopg.Connection[Any]
+) -> None:
+    await stores[0].commit([create("like")])
+    changed = """(jsonb_populate_record(r, '{"id": "%s"}')).*"""
+    made = f"insert into {postgres_store}.runs overriding system value select {changed} from {postgres_store}.runs r "
+    made += "where id = 'like'"
+    admin.execute(made % "m")
+    batch = asyncio.create_task(stores[0].commit([create("z"), create("m"), create("a")]))
+    assert await waits(postgres, batch)
+    with postgres.connect() as other:
+        # It has come to `m`: nobody has to wait for it at `z`.
+        other.execute("set lock_timeout = '5s'")
+        other.execute(made % "z")
+    admin.rollback()
+    replies = await asyncio.wait_for(batch, AT_MOST)
+    assert [reply.refused for reply in replies] == [Refusal.EXISTS, None, None]
 
 
 async def test_mail_gets_its_number_when_the_mail_before_it_can_be_seen(
