@@ -153,6 +153,7 @@ def many_runs(seed: int) -> list[Commit]:
             key=dice.choice([None, "k1", "k2"]),
             wake_at=dice.choice([None, None, 50.0, 150.0]),
             parent=dice.choice([None, "above"]),
+            metadata=b'{"of":%d}' % dice.randrange(4),
         )
         for n in range(60)
     ]
@@ -171,6 +172,9 @@ QUERIES = [
     Query(owner=ALICE),
 ]
 CLAIMS = [
+    *(Query(in_turn=True, states=PENDING, metadata=(("of", of),), limit=1) for of in (1, 2, 3)),
+    *(Query(in_turn=True, states=PENDING, limits=(Limit("f", 1),), limit=2) for _ in range(2)),
+    Query(in_turn=True, due_by=60.0, limit=2),
     *(Query(in_turn=True, states=PENDING, flows=(flow,), limit=1) for flow in "gfgfgf"),
     Query(in_turn=True, limit=1),
     Query(in_turn=True, states=PENDING, limit=9),
