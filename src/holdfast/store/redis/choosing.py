@@ -33,8 +33,9 @@ from holdfast.store.redis.records import (
 from holdfast.store.redis.server import Server
 
 READ_AT_LEAST, READ_AT_MOST = 50, 500  # members of an index in one page of a list
-DEPTH = 16  # of each queue that a claim looks at first, at least
+DEPTH = 4  # of each queue that a claim looks at first, at least
 _PAGE = 200
+_NOBODY = "nobody"
 _LAST = "~"  # behind every place
 _UNFINISHED = tuple(status.value for status in RunStatus if status not in ENDED)
 _decode_light = msgspec.json.Decoder(tuple[str, str, str | None])
@@ -87,8 +88,11 @@ class Chooser:
         named = await self._named(query)
         lines = [] if named is not None else await self._lines(query)
         depth = min(max(query.limit, DEPTH), READ_AT_MOST)
+        # Who asks for what nobody has need not be told of what it has itself, which may be much.
+        asks_for_owned = query.states is None or any(owned is not False for _, owned in query.states)
+        whose = claimer if asks_for_owned else _NOBODY
         while True:
-            shot = await self._snapshot([index for _, _, index in lines], "-", "+", depth, claimer=claimer)
+            shot = await self._snapshot([index for _, _, index in lines], "-", "+", depth, claimer=whose)
             ends = _ends(shot, lines)
             found = shot.free + [one for _, _, page in shot.pages for one in page]
             if named is not None or query.idle_by is not None:
