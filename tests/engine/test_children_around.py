@@ -11,7 +11,7 @@ import pytest
 from conftest import MakeRuntime, MakeStore
 from holdfast import Pipeline, Runtime, blocking, call, current_run, flow, spawn
 from holdfast.core.codec import loads
-from holdfast.errors import RunInterruptedError
+from holdfast.errors import RunInterruptedError, StoreUnavailableError
 from holdfast.model import Mail, Posted
 from holdfast.testing import ManualClock
 from watched import WatchedStore, kill
@@ -265,3 +265,50 @@ async def test_children_work_on_a_store_that_keeps_nothing() -> None:
     async with Runtime(None) as rt:
         assert await rt.run(parent, 4, id="p") == 8
         assert [run.id async for run in rt.list()] == []
+
+
+@pytest.mark.parametrize("moment", ["spawned", "cancelled"])
+async def test_a_store_that_does_not_answer_when_a_child_is_spawned_or_cancelled_does_not_fail_the_parent(
+    moment: str, make_runtime: MakeRuntime, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is back at once, so the failure could well be written down: it must not be."""
+    store, attempts = WatchedStore(make_store()), list[int]()
+    post, away = store.post_mail, [moment]
+
+    async def post_mail(run: str, mail: Mail) -> Posted:
+        if away.count("cancelled"):
+            away.remove("cancelled")
+            raise StoreUnavailableError("the connection is lost")
+        return await post(run, mail)
+
+    def refuse(commit: Any) -> bool:
+        if commit.create is None or commit.create.parent is None or "spawned" not in away:
+            return False
+        away.remove("spawned")
+        return True
+
+    monkeypatch.setattr(store, "post_mail", post_mail)
+    store.refuse = refuse
+
+    @flow
+    async def long(n: int) -> None:
+        await asyncio.Event().wait()
+
+    async def nothing() -> None: ...
+
+    @flow
+    async def parent(n: int) -> int:
+        attempts.append(current_run().attempt)
+        if moment == "spawned":
+            return int(await spawn(double, n))
+        child = spawn(long, n)
+        await call(nothing)  # which is not done before the child exists
+        await child.cancel("enough")
+        return 2 * n
+
+    async with make_runtime(store) as rt:
+        with pytest.raises(StoreUnavailableError):
+            await rt.run(parent, 21, id="p")
+        assert away == []
+        assert await rt.run(parent, 21, id="p") == 42
+    assert len(attempts) == 2

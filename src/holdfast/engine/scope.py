@@ -20,7 +20,7 @@ from holdfast.engine.calls import Calling
 from holdfast.engine.surroundings import Host
 from holdfast.engine.threads import Lane
 from holdfast.engine.waits import Waits
-from holdfast.errors import HoldfastError, RunInterruptedError, StateError
+from holdfast.errors import HoldfastError, RunInterruptedError, StateError, StoreUnavailableError
 from holdfast.flows.moves import pack_outcome, unpack_outcome
 from holdfast.inside import in_thread
 from holdfast.model import Kind
@@ -260,6 +260,9 @@ class StepScope(msgspec.Struct, eq=False):
             await self.uncut(self.host.children.ensure(flow, input, id, self.host.writer.run, again=again))
         except RunInterruptedError:
             self.unspawned = True
+        except StoreUnavailableError as error:
+            self._unreachable(error)
+            raise
         finally:
             self.busy -= 1
             self.look_around()
@@ -267,7 +270,16 @@ class StepScope(msgspec.Struct, eq=False):
     async def cancel_child(self, id: str, reason: str | None) -> None:
         """Cancel a child run, unless it has ended."""
         self.check_open()
-        await self.uncut(self.host.children.stop(id, reason))
+        try:
+            await self.uncut(self.host.children.stop(id, reason))
+        except StoreUnavailableError as error:
+            self._unreachable(error)
+            raise
+
+    def _unreachable(self, error: StoreUnavailableError) -> None:
+        """Stop the run where it stands: the store is away, which is no failure of the step."""
+        if not self.closed:
+            self.host.failed(error)
 
     async def started(self, frame: Frame) -> None:
         """Return when the children exist that are on their way: what is committed next may rely on them."""
