@@ -109,11 +109,59 @@ async def test_a_head_that_was_tampered_with_is_named(
     assert "bad" in {run for run, _ in await store.inspect()} or field == "created_at"
 
 
-async def test_an_entry_that_is_no_entry_is_named(store: RedisStore, client: redis.Redis, prefix: str) -> None:
+async def test_an_entry_that_is_no_entry_is_named_and_its_run_not_owned(
+    store: RedisStore, client: redis.Redis, prefix: str
+) -> None:
     client.lset(f"{prefix}:log:bad", 1, b"\xff\xfe not one of ours")
     with pytest.raises(StoreDamagedError) as raised:
         await store.read_entries("bad")
     assert raised.value.run_id == "bad"
+    store.beat(owner(BOB), 1000.0)
+    assert [claim.head.id for claim in await store.claim_runs(Query(), BOB)] == ["good"]
+    with pytest.raises(StoreDamagedError):
+        await store.claim_runs(Query(ids=("bad",)), BOB)
+    (head,) = await store.read_heads(["bad"])
+    assert head is not None
+    assert head.owner is None
+    assert await store.inspect() == []
+
+
+@pytest.mark.parametrize("counter", ["rev", "taken"])
+async def test_a_counter_that_is_no_number_stops_a_script_before_it_writes(
+    store: RedisStore, client: redis.Redis, prefix: str, counter: str
+) -> None:
+    client.hset(f"{prefix}:meta", counter, "many")
+    before = {key: client.dump(key) for key in client.scan_iter(match=f"{prefix}:*", count=1000)}
+    for name in ("commit", "claim", "mail"):
+        with pytest.raises(StoreDamagedError, match=counter):
+            await OPERATIONS[name](store)
+    with pytest.raises(StoreDamagedError, match=counter):
+        store.beat(owner(CAROL), 15.0)
+    assert {key: client.dump(key) for key in client.scan_iter(match=f"{prefix}:*", count=1000)} == before
+
+
+@pytest.mark.parametrize(
+    ("key", "field"), [("owned", "good"), ("owners", CAROL), ("lines", None), ("due", None), ("leases", None)]
+)
+async def test_rubbish_in_a_shared_key_is_told_or_passed_over(
+    store: RedisStore, client: redis.Redis, prefix: str, key: str, field: str | None
+) -> None:
+    store.beat(owner(CAROL), 1000.0)
+    if field is not None:
+        client.hset(f"{prefix}:{key}", field, f"+{CAROL} rubbish")
+    elif key == "lines":
+        client.sadd(f"{prefix}:lines", b"\xffrubbish")
+    else:
+        client.zadd(f"{prefix}:{key}", {b"\xff": 1.0})
+    for attempt in (
+        lambda: store.claim_runs(Query(in_turn=True), BOB),
+        lambda: store.claim_runs(Query(due_by=100.0), BOB),
+        lambda: store.list_heads(Query(due_by=100.0)),
+        store.list_owners,
+        store.inspect,
+    ):
+        with suppress(StoreDamagedError):
+            await attempt()
 
 
 OPERATIONS: dict[str, Callable[[RedisStore], Awaitable[Any]]] = {

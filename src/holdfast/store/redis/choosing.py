@@ -257,7 +257,10 @@ def _under_way(owned: Sequence[bytes]) -> list[UnderWay]:
     found: list[UnderWay] = []
     for run, value in zip(owned[::2], owned[1::2], strict=True):
         if value.startswith(b"+"):
-            flow, queue, key = _decode_light.decode(value.partition(b" ")[2])
+            try:
+                flow, queue, key = _decode_light.decode(value.partition(b" ")[2])
+            except msgspec.MsgspecError as error:
+                raise StoreDamagedError(run.decode(errors="replace"), None, "who has it cannot be read") from error
             found.append(UnderWay(run.decode(), flow, queue, key))
     return found
 

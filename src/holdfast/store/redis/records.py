@@ -84,12 +84,15 @@ def turn_of(head: Head) -> str:
 def line_in(member: bytes) -> tuple[str, str]:
     """The queue and the flow of a line."""
     size, _, rest = member.partition(b":")
-    return rest[: int(size)].decode(), rest[int(size) + 1 :].decode()
+    try:
+        return rest[: int(size)].decode(), rest[int(size) + 1 :].decode()
+    except ValueError as error:
+        raise StoreDamagedError(None, None, f"{member[:80]!a} is no line of a queue") from error
 
 
 def run_in(member: bytes) -> str:
     """The id in a place."""
-    return member[16:].decode()
+    return member[16:].decode(errors="replace")
 
 
 def found_in(row: Sequence[Any], fields: Sequence[str]) -> Found:

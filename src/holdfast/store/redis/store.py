@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.errors import StoreDamagedError, StoreError, StoreUnavailableError, StoreVersionError
-from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Refusal, Reply
+from holdfast.model import Claim, Commit, Entry, Head, HeadChange, Mail, Owner, Posted, Query, Refusal, Reply
 from holdfast.store.base import Store
 from holdfast.store.redis import scripts
 from holdfast.store.redis.address import address_of
@@ -19,7 +19,7 @@ from holdfast.store.redis.choosing import Chooser
 from holdfast.store.redis.inspecting import Inspector
 from holdfast.store.redis.listening import Listener
 from holdfast.store.redis.promises import read_promises
-from holdfast.store.redis.records import FIELDS, Found, entry_in, found_in, mail_in, mail_text, pack, packed_batch, raw
+from holdfast.store.redis.records import FIELDS, entry_in, found_in, mail_in, mail_text, pack, packed_batch, raw
 from holdfast.store.redis.server import Server
 
 log = logging.getLogger("holdfast")
@@ -108,50 +108,53 @@ class RedisStore(Store):
 
     async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
         claims: list[Claim] = []
-        while len(claims) < query.limit:
+        again = True
+        while again and len(claims) < query.limit:
             done = tuple(claim.head.id for claim in claims)
             left = replace(query, limit=query.limit - len(claims), but=(*query.but, *done))
             try:
-                won, again = await self._claim(left, owner)
+                again = await self._claim(left, owner, claims)
             except StoreError:
                 if claims:  # the caller owns these already and must know it
                     return claims
                 raise
-            claims += won
-            if not again:
-                break
         return claims
 
-    async def _claim(self, query: Query, owner: str) -> tuple[list[Claim], bool]:
-        """The runs that were as they had been seen, and whether to look again because others were not."""
+    async def _claim(self, query: Query, owner: str, claims: list[Claim]) -> bool:
+        """Claim the runs that are as they were seen; whether to look again because others were not."""
         chooser, taken = self._here().chooser, b""
         if query.in_turn:
             chosen, taken = await chooser.in_turn(query, owner)
         else:
             chosen = await chooser.listed(query, claimer=owner)
-        claims: list[Claim] = []
         for start in range(0, len(chosen), _TOGETHER):
             some = chosen[start : start + _TOGETHER]
             given = pack((owner, raw(taken), [(one.head.id, raw(one.rev)) for one in some]))
             replies = await self._server.ask(scripts.CLAIM, given, pack(FIELDS))
-            outcomes = [self._claimed(query, one, *reply) for one, reply in zip(some, replies, strict=True)]
-            claims += [claim for claim in outcomes if claim is not None]
+            damaged: list[StoreDamagedError] = []
+            for one, reply in zip(some, replies, strict=True):
+                try:
+                    claims += _claimed(one.head.id, *reply)
+                except StoreDamagedError as error:
+                    damaged.append(error)
+            for harm in damaged:
+                await self._give_back(harm, owner, alone=query.ids == (harm.run_id,))
             if any(outcome == b"changed" for outcome, *_ in replies):
-                return claims, True
-        return claims, False
+                return True
+        return False
 
-    def _claimed(self, query: Query, one: Found, outcome: bytes, *rest: Any) -> Claim | None:
-        run = one.head.id
-        if outcome == b"damaged":
-            error = StoreDamagedError(run, None, rest[0].decode())
-            if query.ids == (run,):  # who asks for this very run is told
-                raise error
-            self._leave_out(error)
-        if outcome != b"":
-            return None
-        row, entries, mail = rest
-        head = found_in(row, FIELDS).head
-        return Claim(head, tuple(entry_in(run, text) for text in entries), mail_in(run, mail))
+    async def _give_back(self, error: StoreDamagedError, owner: str, *, alone: bool) -> None:
+        """Own no run that cannot be gone on with; who asked for this very run is told."""
+        run = error.run_id or ""
+        fence = await self._server.do("HGET", f"{self._address.prefix}:head:{run}", "fence")
+        if fence is not None and fence.isdigit():
+            change = HeadChange(owner=None)
+            await self._server.ask(
+                scripts.COMMIT, packed_batch([Commit(run=run, owner=owner, fence=int(fence), change=change)])
+            )
+        if alone:
+            raise error
+        self._leave_out(error)
 
     async def post_mail(self, run: str, mail: Mail) -> Posted:
         given = pack((run, mail.key or "", mail.key is not None, raw(mail_text(mail))))
@@ -179,7 +182,10 @@ class RedisStore(Store):
     async def list_owners(self) -> list[Owner]:
         found: list[Owner] = []
         for owner, known, beat_at, alive in await self._server.ask(scripts.OWNERS):
-            name, info = _owner_header.decode(known)
+            try:
+                name, info = _owner_header.decode(known)
+            except msgspec.MsgspecError as error:
+                raise StoreDamagedError(None, None, f"what is said of owner {owner!a} cannot be read") from error
             found.append(Owner(owner.decode(), name, alive == 1, float(beat_at), info.encode()))
         return sorted(found, key=lambda one: one.id)
 
@@ -233,6 +239,16 @@ class _Opened:
     def abandon(self) -> None:
         """Leave the connections to the process that made them."""
         self.server.abandon(self)
+
+
+def _claimed(run: str, outcome: bytes, *rest: Any) -> list[Claim]:
+    """What one run's part of a claim came to. Raises StoreDamagedError when it cannot be read."""
+    if outcome == b"damaged":
+        raise StoreDamagedError(run, None, rest[0].decode())
+    if outcome != b"":
+        return []
+    row, entries, mail = rest
+    return [Claim(found_in(row, FIELDS).head, tuple(entry_in(run, text) for text in entries), mail_in(run, mail))]
 
 
 def _reply(commit: Commit, outcome: bytes, text: bytes, mail: Sequence[bytes] = (), *, alone: bool) -> Reply:

@@ -3,6 +3,8 @@
 local owner, known, lease, remembered = unpack(cmsgpack.unpack(ARGV[2]))
 for _, name in ipairs({'leases', 'beats'}) do redis.call('ZCARD', P .. name) end
 for _, name in ipairs({'owners', 'owned', 'meta'}) do redis.call('HLEN', P .. name) end
+local problem = check_counters()
+if problem then return {'store', problem} end
 local was_dead = not alive(owner)
 local gone = redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', now - remembered, 'LIMIT', 0, 100)
 

@@ -41,6 +41,7 @@ local function check_shared()
     local problem = check(P .. name, wanted)
     if problem then return problem end
   end
+  return check_counters()
 end
 
 -- The same for those in which a run of this state stands, or will.
