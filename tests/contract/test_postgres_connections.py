@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -387,28 +388,46 @@ async def test_a_listener_that_is_lost_listens_again_and_wakes_everybody(
 # Forks
 
 
-async def test_a_forked_child_has_connections_of_its_own(direct: PostgresStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("opens", [True, False])
+async def test_a_forked_child_has_connections_of_its_own(direct: PostgresStore, tmp_path: Path, opens: bool) -> None:
     await accepted(direct, create("run"))
     direct.beat(owner(ALICE), 60.0)
     await direct.read_heads(["run"])
+    theirs = backends(direct)
     child = os.fork()
     if child == 0:
-        os._exit(_child(direct, tmp_path / "said"))
+        os._exit(_child(direct, tmp_path / "said", theirs, opens=opens))
     _, status = await asyncio.to_thread(os.waitpid, child, 0)
     assert os.waitstatus_to_exitcode(status) == 0, (tmp_path / "said").read_text()
     await accepted(direct, commit("run", 3))
     direct.beat(owner(ALICE), 60.0)
+    assert backends(direct) == theirs
     assert [one.seq for one in await direct.read_entries("run")] == [1, 2, 3]
     assert {one.id for one in await direct.list_owners()} == {ALICE, BOB}
 
 
-def _child(store: PostgresStore, said: Path) -> int:
+def backends(store: PostgresStore) -> set[int]:
+    """The processes of the server that serve the commits and the heartbeat."""
+    assert store._opened is not None
+    writer, heart = store._opened[0]._writer, store._heart._connection
+    assert writer is not None
+    assert heart is not None
+    return {writer.info.backend_pid, heart.info.backend_pid}
+
+
+def _child(store: PostgresStore, said: Path, theirs: set[int], *, opens: bool) -> int:
     async def live() -> None:
+        if opens:
+            await store.open()
+            assert store._opened is not None
+            assert store._opened[0].pid == os.getpid()
         await accepted(store, commit("run", 2))
         assert [one.seq for one in await store.read_entries("run")] == [1, 2]
         store.beat(owner(BOB), 60.0)
+        assert not backends(store) & theirs
         await store.close()
 
+    signal.alarm(int(AT_MOST))  # if it hangs, nobody else waits for it
     try:
         asyncio.run(live())
     except BaseException as error:

@@ -194,6 +194,18 @@ async def test_a_claim_or_a_list_of_the_newest_uses_an_index(store: PostgresStor
         assert plan.rows_read() <= most
 
 
+async def test_what_has_come_to_a_limit_does_not_stand_before_the_others(store: PostgresStore) -> None:
+    assert store._opened is not None
+    text, values = choosing.turn_statement(IN_TURN, BOB, ({"flow-1"}, set()), ["queue-1"], 10)
+
+    async def work(connection: AsyncConnection) -> list[Any]:
+        return await (await connection.execute(text, values)).fetchall()
+
+    found = [choosing.Candidate(*row[:-1]) for row in await store._opened[0].read(work)]
+    assert "flow-1" not in {one.flow for one in found}
+    assert len([one for one in found if one.queue == "queue-1" and one.owner is None]) == 10
+
+
 async def test_what_the_statements_claim_is_what_they_should(store: PostgresStore) -> None:
     store.beat(owner(BOB), 60.0)
     claims = await store.claim_runs(IN_TURN, BOB)

@@ -203,4 +203,3 @@ CREATE_RUNS = f"""
     from unnest({", ".join(f"${n}::{kind_of(name)}[]" for n, name in enumerate(STORED, start=1))}) as g
     on conflict (id) do nothing
 """
-LOCK_RUNS = "select 1 from runs where id = any ($1::text[]) order by id for no key update"

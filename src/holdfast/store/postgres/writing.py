@@ -81,7 +81,10 @@ def _judge(replies: list[Reply | None], some: list[_Placed], told: list[tuple[An
 
 
 def _rounds(batch: Sequence[Commit]) -> list[list[_Placed]]:
-    """The commits by run; the second one of a run is in the second round, and so on."""
+    """The commits by run; the second one of a run is in the second round, and so on.
+
+    All runs are in the first round, which therefore takes all locks.
+    """
     rounds: list[list[_Placed]] = []
     seen: dict[str, int] = {}
     for place, commit in enumerate(batch):
@@ -102,13 +105,10 @@ def _run_of(placed: _Placed) -> str:
 async def _pipelined(connection: AsyncConnection, rounds: list[list[_Placed]]) -> list[AsyncCursor[Any]]:
     cursors = []
     async with connection.pipeline():
-        for number, some in enumerate(rounds):
+        for some in rounds:
             new = [commit for _, commit in some if _is_viable(commit)]
             if new:
                 await connection.execute(commits.CREATE_RUNS, _new_rows(new), prepare=True)
-            if number == 0 and len(rounds) > 1:
-                ids = texts([commit.run for _, commit in some])
-                await connection.execute(commits.LOCK_RUNS, (ids,), prepare=True)
             cursors.append(await connection.execute(*_statement(some), prepare=True, binary=True))
     return cursors
 
