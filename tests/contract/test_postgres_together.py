@@ -44,11 +44,12 @@ def unowned(run: str, **fields: Any) -> Commit:
     return create(run, owner=None, fence=0, status="pending", **fields)
 
 
-async def waits(server: PostgresServer, task: asyncio.Task[Any]) -> bool:
-    """Whether the task comes to wait for a lock before it ends."""
+async def waits(server: PostgresServer, task: asyncio.Task[Any], holder: psycopg.Connection[Any]) -> bool:
+    """Whether the task comes to wait for a lock of the holder before it ends."""
+    blocked = "select 1 from pg_stat_activity where %s = any (pg_blocking_pids(pid))"
     with server.connect() as looking:
         while not task.done():
-            if looking.execute("select 1 from pg_stat_activity where wait_event_type = 'Lock'").fetchall():
+            if looking.execute(blocked, (holder.info.backend_pid,)).fetchall():
                 return True
             await asyncio.sleep(0.01)
     return False
@@ -87,7 +88,7 @@ async def test_new_runs_are_made_in_the_order_of_their_ids(
     made += "where id = 'like'"
     admin.execute(made % "m")
     batch = asyncio.create_task(stores[0].commit([create("z"), create("m"), create("a")]))
-    assert await waits(postgres, batch)
+    assert await waits(postgres, batch, admin)
     with postgres.connect() as other:
         # It has come to `m`: nobody has to wait for it at `z`.
         other.execute("set lock_timeout = '5s'")
@@ -103,7 +104,7 @@ async def test_mail_gets_its_number_when_the_mail_before_it_can_be_seen(
     await stores[0].commit([create("run")])
     admin.execute(statements._POST_MAIL, ("run", "send", "1", None))
     second = asyncio.create_task(stores[0].post_mail("run", Mail("send", b"2")))
-    assert await waits(postgres, second)
+    assert await waits(postgres, second, admin)
     admin.commit()
     assert await asyncio.wait_for(second, AT_MOST) is Posted.ACCEPTED
     (reply,) = await stores[1].commit([commit("run")])
@@ -117,7 +118,7 @@ async def test_what_is_written_while_a_run_is_being_deleted_goes_with_it(
     admin.execute("update runs set seq = 2 where id = 'run'")
     admin.execute("insert into entries select n, 2, 1, 0, 'late', '', 'null', 'null' from runs where id = 'run'")
     deleting = asyncio.create_task(stores[0].delete_run("run"))
-    assert await waits(postgres, deleting)
+    assert await waits(postgres, deleting, admin)
     admin.commit()
     assert await asyncio.wait_for(deleting, AT_MOST)
     assert await stores[1].inspect() == []
@@ -133,7 +134,7 @@ async def test_a_claim_by_name_waits_for_whoever_writes_the_run_and_any_other_pa
     taken = await asyncio.wait_for(stores[1].claim_runs(Query(limit=2), BOB), AT_MOST)
     assert [claim.head.id for claim in taken] == ["free"]
     by_name = asyncio.create_task(stores[2].claim_runs(Query(ids=("busy",)), CAROL))
-    assert await waits(postgres, by_name)
+    assert await waits(postgres, by_name, admin)
     admin.commit()
     (claim,) = await asyncio.wait_for(by_name, AT_MOST)
     assert (claim.head.id, claim.head.owner) == ("busy", CAROL)
@@ -146,7 +147,7 @@ async def test_a_run_that_changed_after_it_was_chosen_is_not_taken(
     admin.execute("update runs set status = 'completed' where id = 'run'")
     query = Query(ids=("run",), states=(("running", False),))
     claim = asyncio.create_task(stores[0].claim_runs(query, BOB))
-    assert await waits(postgres, claim)
+    assert await waits(postgres, claim, admin)
     admin.commit()
     assert await asyncio.wait_for(claim, AT_MOST) == []
 
@@ -160,7 +161,7 @@ async def test_those_who_fill_a_limit_go_one_after_the_other(
     admin.execute("select pg_advisory_xact_lock($1)", (number,))
     limits = (Limit("f", 1),)
     limited = asyncio.create_task(stores[0].claim_runs(Query(in_turn=True, flows=("f",), limits=limits), BOB))
-    assert await waits(postgres, limited)
+    assert await waits(postgres, limited, admin)
     free = Query(in_turn=True, flows=("g",), limits=(Limit("g", 1),))
     assert len(await asyncio.wait_for(stores[1].claim_runs(free, BOB), AT_MOST)) == 1
     admin.rollback()
