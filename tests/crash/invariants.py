@@ -20,6 +20,7 @@ from holdfast.core.history import Fold, log_problem, read_body
 from holdfast.core.transitions import check_transition
 from holdfast.model import CHECKPOINT_KINDS, RESULT_KINDS, Entry, Head, Kind, Query
 from holdfast.store.base import Store
+from holdfast.store.locate import locate
 
 from .stores import copied
 
@@ -72,9 +73,21 @@ class Seen:
 class Witness:
     """Looks at one store after every crash. Every method raises AssertionError when an invariant is broken."""
 
-    def __init__(self, kind: str, folder: Path, scratch: Path, ledger: Path, *, names: Iterable[str] = ()) -> None:
-        """`names` are those of a pipeline's steps; without them the runs are those of functions."""
-        self._kind, self._folder, self._scratch, self._ledger = kind, folder, scratch, ledger
+    def __init__(
+        self,
+        kind: str,
+        folder: Path,
+        scratch: Path,
+        ledger: Path,
+        *,
+        names: Iterable[str] = (),
+        served: str | None = None,
+    ) -> None:
+        """`names` are those of a pipeline's steps; without them the runs are those of functions.
+
+        `served` is the URL of a store that a server keeps: it is looked at where it is.
+        """
+        self._kind, self._folder, self._scratch, self._ledger, self._served = kind, folder, scratch, ledger, served
         self._names = list(names)
         self._acknowledged: set[tuple[str, int]] = set()
         self._read_to = 0
@@ -113,7 +126,7 @@ class Witness:
         return found
 
     async def _look(self) -> dict[str, Seen]:
-        store = copied(self._kind, self._folder, self._scratch)
+        store = locate(self._served) if self._served else copied(self._kind, self._folder, self._scratch)
         async with Runtime(store) as rt:
             problems = [text for _, text in await store.inspect() if "did not finish" not in text]
             assert problems == [], f"the store's own check found {problems}"
@@ -168,7 +181,7 @@ class Witness:
             lines = ledger.read().splitlines(keepends=True)
         for line in lines:
             self._read_to += len(line)
-            run, name, _attempt, key, _pid = line.decode().split()
+            run, name, _attempt, key, _pid, _at = line.decode().split()
             self.starts += 1
             self.effects[run, name] += 1
             if run not in self.deletes:

@@ -20,7 +20,8 @@ def on_event(event: Event) -> None:
 def set_up(report: Reporter, ledger: str | None) -> None:
     """What steps and calls do is told there."""
     Outside.report, Outside.ledger = report, ledger
-    logging.getLogger("holdfast").addHandler(logging.NullHandler())  # what counts is reported
+    for name in ("holdfast", "psycopg"):
+        logging.getLogger(name).addHandler(logging.NullHandler())  # what counts is reported
 
 
 def open_runtime(store: Any, **settings: Any) -> Runtime:

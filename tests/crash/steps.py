@@ -28,7 +28,7 @@ def name_of(index: int) -> str:
 def begin(index: int) -> None:
     """Tell the world outside that a step or a call begins: the ledger is what no crash takes back."""
     run = current_run()
-    line = f"{run.id} {run.call or run.step} {run.attempt} {run.idempotency_key} {os.getpid()}\n"
+    line = f"{run.id} {run.call or run.step} {run.attempt} {run.idempotency_key} {os.getpid()} {time.time():.6f}\n"
     if Outside.ledger is not None:
         ledger = os.open(Outside.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(ledger, line.encode())

@@ -12,15 +12,26 @@ from .invariants import Witness, check_result
 from .nursery import Child, Nursery, result_of
 from .stores import url
 
-LEASE = 0.3
+LEASE, LEASE_OVER_NETWORK = 0.3, 1.0
 STEPS = 6
 
 Moment = Literal["while the other works", "when the other has finished"]
 MOMENTS: tuple[Moment, ...] = ("while the other works", "when the other has finished")
 
 
-def torture(kind: str, seed: int, place: Path, sleeper: Nursery, worker: Nursery, moment: Moment) -> str:
+def torture(
+    kind: str,
+    seed: int,
+    place: Path,
+    sleeper: Nursery,
+    worker: Nursery,
+    moment: Moment,
+    *,
+    served: str | None = None,
+) -> str:
     """One round; what the worker that slept was told. Raises AssertionError when something is wrong.
+
+    `served` is the URL of the store where a server keeps it.
 
     While the other one works on the very step that the sleeper was at, the place in the log is still
     free: only the fence stands between the late write and the log.
@@ -29,15 +40,16 @@ def torture(kind: str, seed: int, place: Path, sleeper: Nursery, worker: Nursery
     gates = [place / "gate-of-sleeper", place / "gate-of-other"]
     for gate in gates:
         os.mkfifo(gate)
-    arguments = {"store": url(kind, place / "store"), "run": "run", "seed": seed, "lease": LEASE}
+    store, lease = (served, LEASE_OVER_NETWORK) if served else (url(kind, place / "store"), LEASE)
+    arguments = {"store": store, "run": "run", "seed": seed, "lease": lease}
     asleep = sleeper.start("stoppable", **arguments, gate=str(gates[0]))
     asleep.wait_for("waiting")
     asleep.signal(signal.SIGSTOP)
-    # The other one waits until the lease has run out: the stopped process still holds its lock.
+    # The other one waits until the lease has run out: the stopped process still holds its lock, where there is one.
     other = worker.start("stoppable", **arguments, gate=str(gates[1]))
     other.wait_for("waiting")
     names = [steps.name_of(index) for index in range(STEPS)]
-    witness = Witness(kind, place / "store", place / "copy", place / "ledger", names=names)
+    witness = Witness(kind, place / "store", place / "copy", place / "ledger", names=names, served=served)
     witness.owner_lives = True
     if moment == "when the other has finished":
         _finish(other, gates[1], seed)
