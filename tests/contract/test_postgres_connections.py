@@ -280,6 +280,28 @@ async def blocked(server: PostgresServer) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_when_all_connections_are_in_use_for_too_long_that_is_said(direct: PostgresStore) -> None:
+    assert direct._opened is not None
+    connections = direct._opened[0]
+    done, begun = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def work(connection: Any) -> None:
+        begun.release()
+        await done.wait()
+
+    using = [asyncio.create_task(connections.do(work)) for _ in range(4)]
+    for _ in using:
+        await begun.acquire()
+    connections._pool.timeout = 0.1
+    with pytest.raises(StoreUnavailableError, match="couldn't get a connection"):
+        await direct.read_heads(["run"])
+    await accepted(direct, create("run"))  # has a connection of its own
+    done.set()
+    await asyncio.gather(*using)
+    connections._pool.timeout = AT_MOST
+    assert (await direct.read_heads(["run"]))[0] is not None
+
+
 # Cancelling
 
 

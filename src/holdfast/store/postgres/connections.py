@@ -128,12 +128,13 @@ class Connections:
         return await self._to_its_end(self._use_pool(work, again=False))
 
     async def _use_pool(self, work: Work[T], *, again: bool) -> T:
+        connection: AsyncConnection | None = None
         with translated(self.address):
             try:
                 async with self._borrowed() as connection:
                     return await work(connection)
             except psycopg.OperationalError:
-                if not (again and connection.broken):
+                if not again or connection is None or not connection.broken:
                     raise
             async with self._borrowed() as connection:
                 return await work(connection)
