@@ -173,7 +173,7 @@ async def test_mail_whose_reply_is_lost_is_not_posted_again(
     assert [mail.body for mail in reply.mail] == [b'"only once"']
 
 
-async def test_a_run_goes_on_by_itself_when_the_reply_to_a_step_is_lost(
+async def test_a_run_whose_step_lost_its_reply_fails_and_goes_on_behind_that_step_when_it_is_run_again(
     store: PostgresStore, direct: PostgresStore, proxy: PgProxy
 ) -> None:
     done: list[int] = []
