@@ -168,7 +168,7 @@ class Encoder:
             data = self._long.begins(value, old)
             if data is not None:
                 out += old
-        waiting, aligned = [*reversed(old[len(out) :] if out else old)], False
+        waiting, aligned = (old[len(out) :] if out else old)[::-1], False
         try:
             for item in value[len(out) :] if out else value:
                 before = waiting.pop() if waiting else ABSENT

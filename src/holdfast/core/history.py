@@ -261,7 +261,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
             if most > 2 * size + _SLACK or (entries >= _RECKON_AT and entries & (entries - 1) == 0):
                 size = len(dumps(new))
             if most <= 2 * size + _SLACK:
-                plain = self.plain and not may_hold_marks(body) and not _recalls(known or ())
+                plain = self.plain and not may_hold_marks(body) and not (known and _recalls(known))
                 return body, Segment(self.base, total, size, entries, plain=plain)
         body = dumps({**extra, "state": new, "branch": branch, **_repeated(pending)})
         return body, Segment(seq, len(body), len(body), 0, plain=not may_hold_marks(body))

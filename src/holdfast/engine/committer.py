@@ -32,7 +32,7 @@ class Committer:
 
     def commit(self, commit: Commit) -> Awaitable[Reply]:
         """What the store replies. Cancelling the wait does not take the commit back."""
-        if self._busy() <= 1 and not self._pending and self._writing is None:
+        if not self._pending and self._writing is None and self._busy() <= 1:
             replies = self._at_once(commit)
             if replies is not None:
                 return self._in_turn(replies[0])

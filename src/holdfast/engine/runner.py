@@ -97,6 +97,7 @@ class Runner:
         self.around, self._flow, self._codec, self.writer, self._hands = around, flow, codec, writer, hands
         self._retry, self._failures, self._retry_at = retry, failures, retry_at
         self._takeups = writer.attempt
+        self._raw_state = getattr(flow, "raw_state", False)
         self.control = Control(self)
         self.host = RunHost(self, codec, hands, head, journal)
         self.saving = Saving(around, writer, self.control, policy, retention, self.host)
@@ -133,6 +134,8 @@ class Runner:
                 left = left or await self._advance()
                 if left is not None:
                     return left
+                if self.saving.due is not None:
+                    await self.saving.save(self.saving.due)
             # A cancel that came during the last step is final too.
             return await (self._complete() if self.control.cancel is None else self._cancel())
         except _Cut:
@@ -178,9 +181,7 @@ class Runner:
                 error = raised
             else:
                 self._failures, self._retry_at, self._takeups = 0, 0.0, 1
-                taken = name, started, self.around.clock.now()
-                if self.saving.step_done(tree, cursor, taken, change):
-                    await self.saving.save(taken)
+                self.saving.step_done(tree, cursor, (name, started, self.around.clock.now()), change)
                 return None
             if self.control.cancel is not None:
                 return None  # that is final, however the step ended
@@ -198,8 +199,8 @@ class Runner:
 
     async def _attempt(self, step: Step[..., Any], name: str) -> tuple[dict[str, Any], Tree, list[Any] | None]:
         """One call of the step, on a copy of the state that only this attempt sees: where it leads to."""
-        raw, cursor = getattr(self._flow, "raw_state", False), self.saving.cursor
-        position = Position(self.saving.tree if raw else self._copy(), cursor)
+        cursor = self.saving.cursor
+        position = Position(self.saving.tree if self._raw_state else self._copy(), cursor)
         number: int = cursor["step"]
         self._verdict = None
         self._scope = scope = StepScope(self.host, number, self.around.loop)

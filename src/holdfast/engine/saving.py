@@ -27,6 +27,8 @@ class Saving:
     """What of the flow itself wants to know of every event that is durable."""
     _change: Sequence[Any] | None = ()
     """What of the state has changed since it was last saved; None when that has to be searched for."""
+    due: StepTaken | None = None
+    """The step after which all that is not saved yet is to be saved now."""
     _shown = 0
     """How many of those that are not saved yet have been shown as completed."""
 
@@ -46,9 +48,10 @@ class Saving:
         self.cursor: dict[str, Any] = writer.cursor
         self._unsaved: list[StepTaken] = []
         self._saved_at = around.clock.now()
+        self._saves_all = policy.every_n_steps is None and not policy.skips
 
-    def step_done(self, tree: Tree, cursor: dict[str, Any], taken: StepTaken, change: list[Any] | None = None) -> bool:
-        """The run has come to this; whether it is to be saved now. What ends the run is saved with its end.
+    def step_done(self, tree: Tree, cursor: dict[str, Any], taken: StepTaken, change: list[Any] | None = None) -> None:
+        """The run has come to this, which is `due` if it is to be saved now. What ends the run is saved with its end.
 
         `change` is what the step did to the state, where it is known.
         """
@@ -56,21 +59,30 @@ class Saving:
         self._change = None if change is None or self._change is None else (*self._change, *change)
         self._unsaved.append(taken)
         if cursor["next"] is None:
-            return False
+            return
+        if self._saves_all or self._saves_after(taken):
+            self.due = taken
+        else:
+            self._completed(taken)
+
+    def _saves_after(self, taken: StepTaken) -> bool:
+        """Whether the policy, which may skip saves, wants one after this step."""
         elapsed = abs(taken[2] - self._saved_at)  # a clock that was set back must not put saving off
         steps = len(self._unsaved)
-        if "turn" in cursor:  # what lies between two turns is not counted
+        if "turn" in self.cursor:  # what lies between two turns is not counted
             saved = self._writer.cursor
-            steps = cursor["turn"] - saved.get("turn", saved["step"])
-        if self.policy.saves(steps=steps, elapsed=elapsed, step=taken[0]):
-            return True
-        self._completed(taken)
-        return False
+            steps = self.cursor["turn"] - saved.get("turn", saved["step"])
+        return self.policy.saves(steps=steps, elapsed=elapsed, step=taken[0])
 
     async def save(self, taken: StepTaken) -> None:
         """Commit what is not saved yet, after the step `taken`. What ends the run is saved with its end."""
+        self.due = None
         try:
-            mail = await self._writer.write(progress=self._progress(), extra=self._carried(None), **self._new_floor())
+            progress = Progress(self.tree, self.cursor, self._unsaved, self._change)
+            if self._retention is None and not self._host.journaled:
+                mail = await self._writer.write(progress=progress)
+            else:
+                mail = await self._writer.write(progress=progress, extra=self._carried(None), **self._new_floor())
             self._wrote(saved=True)
             if mail:
                 self._control.deliver(mail)
@@ -160,7 +172,8 @@ class Saving:
             self._unsaved = []
             self._change = ()
             self._saved_at = self._writer.written[-1].at
-        self._show_entries(self._writer.written, shown_already)
+        if self._around.observed or self.watcher is not None:
+            self._show_entries(self._writer.written, shown_already)
 
     def _show_entries(self, entries: Sequence[Entry], shown_already: int = 0) -> None:
         if self.watcher is not None:
