@@ -43,7 +43,7 @@ async def test_a_run_is_not_let_go_while_its_thread_makes_a_call_beside_a_questi
         await until_event(rt, "r1", "wait", 1)
         assert begun.wait(30)
         engine: Any = rt._engine
-        waits = engine.live["r1"].runner._scope.waits
+        waits = engine.live["r1"].runner.scope.waits
         while not waits._parked:
             await asyncio.sleep(0)
         assert not waits._is_still()

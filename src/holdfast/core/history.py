@@ -257,7 +257,8 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
         if not whole:
             change: Any = delta.diff(old, new) if known is None else known
             body = dumps({**extra, "delta": change, "base": self.base})
-            total, most = self.written + len(body), max(self.written + len(body), beside)
+            total = self.written + len(body)
+            most = beside if beside > total else total
             if most > 2 * size + _SLACK or (entries >= _RECKON_AT and entries & (entries - 1) == 0):
                 size = len(dumps(new))
             if most <= 2 * size + _SLACK:

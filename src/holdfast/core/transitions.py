@@ -9,7 +9,7 @@ from holdfast.model import Head, RunStatus
 
 S = RunStatus
 
-_NEXT: dict[RunStatus, frozenset[RunStatus]] = {
+_NEXT: dict[str, frozenset[str]] = {
     S.PENDING: frozenset({S.RUNNING, S.PAUSED, S.INTERRUPTED, S.COMPLETED, S.FAILED, S.CANCELLED}),
     S.RUNNING: frozenset({S.WAITING, S.PAUSED, S.INTERRUPTED, S.COMPLETED, S.FAILED, S.CANCELLED}),
     S.WAITING: frozenset({S.RUNNING, S.PAUSED, S.INTERRUPTED, S.COMPLETED, S.FAILED, S.CANCELLED}),
@@ -24,7 +24,7 @@ ENDED = frozenset({S.COMPLETED, S.FAILED, S.CANCELLED})
 
 def check_transition(old: str, new: str) -> None:
     """Raises unless a run may go from `old` to `new`. A failure here is a bug of the runtime."""
-    if old != new and S(new) not in _NEXT.get(S(old), frozenset()):
+    if old != new and new not in _NEXT.get(old, frozenset()):
         raise HoldfastError(f"a run cannot go from {old} to {new}")
 
 

@@ -16,7 +16,7 @@ from holdfast.store.base import Store
 
 _TURN = 0.002
 _LARGE = 256 * 1024
-_Waiting = tuple[Commit, "asyncio.Future[Reply]"]
+_Waiters = list["asyncio.Future[Reply]"]
 
 
 class Committer:
@@ -25,9 +25,13 @@ class Committer:
     def __init__(self, store: Store, busy: Callable[[], int]) -> None:
         self._store, self._busy = store, busy
         self.loop = asyncio.get_running_loop()
-        self._pending: list[_Waiting] = []
+        self._pending: list[Commit] = []
+        self._waiters: _Waiters = []
+        """Who waits for each of the pending ones, in the same order."""
         self._scheduled = False
         self._turn_at = 0.0
+        self.heard_at = 0.0
+        """When the store last replied, on the loop's clock."""
         self._writing: asyncio.Task[None] | None = None
 
     def commit(self, commit: Commit) -> Awaitable[Reply]:
@@ -37,7 +41,8 @@ class Committer:
             if replies is not None:
                 return self._in_turn(replies[0])
         future: asyncio.Future[Reply] = self.loop.create_future()
-        self._pending.append((commit, future))
+        self._pending.append(commit)
+        self._waiters.append(future)
         if not self._scheduled and self._writing is None:
             self._scheduled = True
             self.loop.call_soon(self._flush)
@@ -52,7 +57,7 @@ class Committer:
 
     async def _in_turn(self, reply: Reply) -> Reply:
         """The reply; steps that never really wait must not keep the rest of the loop from its turn."""
-        now = self.loop.time()
+        self.heard_at = now = self.loop.time()
         if now > self._turn_at:
             self._turn_at = now + _TURN
             await asyncio.sleep(0)
@@ -63,25 +68,32 @@ class Committer:
         if not self._pending or self._writing is not None:
             return
         batch, self._pending = self._pending, []
+        waiters, self._waiters = self._waiters, []
         if len(batch) == 1:
             try:
-                replies = self._at_once(batch[0][0])
+                replies = self._at_once(batch[0])
             except Exception as error:
-                _fail(batch, error)
+                _fail(waiters, error)
                 return
             if replies is not None:
-                _deliver(batch, replies)
+                self._deliver(waiters, replies)
                 return
-        self._writing = self.loop.create_task(self._write(batch))
+        self._writing = self.loop.create_task(self._write(batch, waiters))
 
-    async def _write(self, batch: list[_Waiting]) -> None:
+    async def _write(self, batch: list[Commit], waiters: _Waiters) -> None:
         try:
-            _deliver(batch, await self._store.commit([commit for commit, _ in batch]))
+            self._deliver(waiters, await self._store.commit(batch))
         except Exception as error:
-            _fail(batch, error)
+            _fail(waiters, error)
         finally:
             self._writing = None
             self._flush()
+
+    def _deliver(self, waiters: _Waiters, replies: list[Reply]) -> None:
+        self.heard_at = self.loop.time()
+        for future, reply in zip(waiters, replies, strict=True):
+            if not future.done():
+                future.set_result(reply)
 
     async def read_back(self, run: str, after: int) -> list[Entry]:
         """What stands in the log of a run behind that seq, for whoever does not know what became of a commit."""
@@ -96,14 +108,8 @@ class Committer:
                 await asyncio.sleep(0)
 
 
-def _deliver(batch: list[_Waiting], replies: list[Reply]) -> None:
-    for (_, future), reply in zip(batch, replies, strict=True):
-        if not future.done():
-            future.set_result(reply)
-
-
-def _fail(batch: list[_Waiting], error: Exception) -> None:
-    for _, future in batch:
+def _fail(waiters: _Waiters, error: Exception) -> None:
+    for future in waiters:
         if not future.done():
             future.set_exception(error)
             # Whoever waits gets it; when nobody does any more, it must not be reported as forgotten.

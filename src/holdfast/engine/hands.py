@@ -33,16 +33,19 @@ class Hands:
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
 
-    def do_step(self, step: Work, args: tuple[Any, ...], frame: Frame) -> Coroutine[Any, Any, Any]:
+    async def do_step(self, step: Work, args: tuple[Any, ...], frame: Frame) -> Any:
         """The result of a step's function, which holds `frame` from now on."""
         if not step.is_async:
-            return self._do_step_in_thread(step, args, frame)
+            return await self._do_step_in_thread(step, args, frame)
         if self._lane is not None:
             self.give_lane_back()
         task = asyncio.current_task(frame.scope.loop)
         if frame.holder is not task:
             enter(frame, task)
-        return carried(step.fn(*args))
+        try:
+            return await step.fn(*args)
+        except BaseException as error:
+            raise _carried(error) from None
 
     async def _do_step_in_thread(self, step: Work, args: tuple[Any, ...], frame: Frame) -> Any:
         self.interruptible, frame.threaded = False, True
@@ -193,22 +196,26 @@ async def _finished(result: Any, frame: Frame) -> Any:
 
 
 async def carried(work: Awaitable[T]) -> T:
-    """What the coroutine returns; what it raises comes out as StepRaised.
+    """What the coroutine returns; what it raises comes out as StepRaised."""
+    try:
+        return await work
+    except BaseException as error:
+        raise _carried(error) from None
+
+
+def _carried(error: BaseException) -> BaseException:
+    """What to raise in its place.
 
     A SystemExit or KeyboardInterrupt that leaves a task would end the loop, and with it every other run.
     """
-    try:
-        return await work
-    except asyncio.CancelledError:
-        raise  # asked for by the runtime, or the step's own: the runner tells them apart
-    except GeneratorExit as error:
+    if isinstance(error, asyncio.CancelledError):
+        return error  # asked for by the runtime, or the step's own: the runner tells them apart
+    if isinstance(error, GeneratorExit):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            raise error from None  # not the step's: the loop is gone and the coroutine is being closed
-        raise StepRaised(error) from None
-    except BaseException as error:
-        raise StepRaised(error) from None
+            return error  # not the step's: the loop is gone and the coroutine is being closed
+    return StepRaised(error)
 
 
 async def in_frame(frame: Frame, work: Coroutine[Any, Any, T]) -> T:

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 class RunHost:
     """Belongs to one live run and outlives the attempts of its steps."""
 
-    _notes: Notes | None = None
+    begun_notes: Notes | None = None
+    """What writes while a step is under way, once there has been anything to write."""
     _inbox: Inbox | None = None
     _memo: dict[str, Any] | None = None
     _declared: set[Any] | None = None
     _said: tuple[dict[str, Any], str] | None = None
-    _in_step = False
 
     def __init__(self, runner: Runner, codec: Codec, hands: Hands, head: Head, journal: Journal | None) -> None:
         self._runner, self.codec, self.hands, self.head = runner, codec, hands, head
@@ -74,16 +74,11 @@ class RunHost:
     @property
     def notes(self) -> Notes:
         """What writes while a step is under way."""
-        if self._notes is None:
-            self._notes = Notes(self.writer, self._runner.saving.noted, self.failed)
-            if self._in_step:
-                self._notes.step_begins()
-        return self._notes
-
-    @property
-    def wrote_notes(self) -> bool:
-        """Whether anything was written while a step was under way."""
-        return self._notes is not None
+        if self.begun_notes is None:
+            self.begun_notes = Notes(self.writer, self._runner.saving.noted, self.failed)
+            if self._runner.scope is not None:  # what its code writes is written as it comes
+                self.begun_notes.step_begins()
+        return self.begun_notes
 
     @property
     def inbox(self) -> Inbox:
@@ -169,28 +164,16 @@ class RunHost:
         mail = Mail(kind, dumps({"ask": ask}), key=f"answer-{ask}")
         return await self._runner.around.store.post_mail(self.writer.run, mail) is Posted.ACCEPTED
 
-    def step_begins(self) -> None:
-        """An attempt of a step is under way: what its code writes is written as it comes."""
-        self._in_step = True
-        if self._notes is not None:
-            self._notes.step_begins()
-
-    def step_ended(self) -> None:
-        """It is not any more: the runner itself writes from now on."""
-        self._in_step = False
-        if self._notes is not None:
-            self._notes.step_ended()
-
     def left(self) -> None:
         """The run has left this process."""
-        if self._notes is not None:
-            self._notes.end(OwnershipLostError(self.writer.run, self.writer.fence))
+        if self.begun_notes is not None:
+            self.begun_notes.end(OwnershipLostError(self.writer.run, self.writer.fence))
 
     async def finish_step(self, number: int) -> None:
         """The body of the step is done: what is still to be written goes with the step's own commit."""
         marks = []
-        if self._notes is not None:
-            marks = await self._notes.hand_over()
+        if self.begun_notes is not None:
+            marks = await self.begun_notes.hand_over()
         if self._journal is not None:
             unasked, chunks = self._journal.unasked(number), self._journal.left_over(number)
             if unasked:
@@ -203,5 +186,5 @@ class RunHost:
 
     async def settle(self) -> None:
         """Return when everything is written that the code inside has left to be written."""
-        if self._notes is not None:
-            await self._notes.settle()
+        if self.begun_notes is not None:
+            await self.begun_notes.settle()

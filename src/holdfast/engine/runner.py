@@ -70,7 +70,7 @@ class Runner:
 
     _result: Any = NO_RESULT
     _task: asyncio.Task[Any] | None = None
-    _scope: StepScope | None = None
+    scope: StepScope | None = None
     """The attempt under way."""
     _verdict: Exception | None = None
     """Why whatever the attempt under way comes to does not count."""
@@ -203,11 +203,12 @@ class Runner:
         position = Position(self.saving.tree if self._raw_state else self._copy(), cursor)
         number: int = cursor["step"]
         self._verdict = None
-        self._scope = scope = StepScope(self.host, number, self.around.loop)
+        self.scope = scope = StepScope(self.host, number, self.around.loop)
         if step.timeout is not None:
             scope.root.deadline = self.around.clock.now() + step.timeout
         before = enter(scope.root, self._task)
-        self.host.step_begins()
+        if self.host.begun_notes is not None:
+            self.host.begun_notes.step_begins()
         try:
             work = self._flow.advance(position, scope)
             if step.timeout is None:
@@ -218,8 +219,9 @@ class Runner:
             if self._verdict is None:
                 raise self._foreign_cancel() from None
         finally:
-            self._scope, self._waits = None, scope.waits
-            self.host.step_ended()
+            self.scope, self._waits = None, scope.waits
+            if self.host.begun_notes is not None:
+                self.host.begun_notes.step_ended()
             scope.end(self._task)
             if self._cancelled:
                 self._uncancel()
@@ -232,13 +234,13 @@ class Runner:
         if after.result is not NO_RESULT:
             self._result = self._codec.encode(after.result, path="result")
         # Only now is the attempt known not to fail: one that cannot be stored is tried again with its calls.
-        if self.host.journaled or self.host.wrote_notes:
+        if self.host.journaled or self.host.begun_notes is not None:
             await self.host.finish_step(number)
         return after.cursor, tree, after.change  # the copy is let go before the commit is waited for
 
     def _stop_body(self, verdict: Exception) -> None:
         """End the attempt under way: whatever it comes to does not count."""
-        scope = self._scope
+        scope = self.scope
         if scope is None or self._verdict is not None or self._task is None:
             return
         self._verdict = verdict
@@ -365,16 +367,16 @@ class Runner:
 
     def notified(self) -> None:
         """Something is wanted: end an async step when the run is to stop in it."""
-        if self._scope is None:
+        if self.scope is None:
             return
         if self.control.cut or (self.control.cancel is not None and self._hands.interruptible):
             self._stop_body(_Cut())
         elif self.control.cancel is not None:
             # The thread goes on to its end or to its next verb, whichever comes first.
-            self._scope.close()
-            self._scope.cancel_tasks(but=self._task)
+            self.scope.close()
+            self.scope.cancel_tasks(but=self._task)
         else:
-            self._scope.look_around()
+            self.scope.look_around()
 
     async def _wait_until(self, moment: float) -> None:
         """Wait for the moment, or until something is wanted of the run."""

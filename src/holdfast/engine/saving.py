@@ -120,7 +120,7 @@ class Saving:
 
     async def leave(self, status: RunStatus, marks: list[Mark], *, take: tuple[int, ...] = (), **fields: Any) -> None:
         """The last commit of this process for the run: everything saved, the run given up."""
-        if self._host.wrote_notes:
+        if self._host.begun_notes is not None:
             await self._host.settle()
         progress = self._progress()
         ttl = seconds(self.policy.ttl)

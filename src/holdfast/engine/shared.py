@@ -14,33 +14,31 @@ class Shared(Generic[T]):
     That is what `asyncio.shield` is for as well, at three times the cost, and every run is waited for.
     """
 
-    __slots__ = ("_done", "_loop", "_waiters")
+    __slots__ = ("_is_set", "_loop", "_result", "_waiters")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiters: list[asyncio.Future[T]] = []
-        self._done: asyncio.Future[T] | None = None
-
-    @property
-    def is_set(self) -> bool:
-        """Whether there is a result already."""
-        return self._done is not None
+        self._waiters: list[asyncio.Future[T]] | None = None
+        self._is_set = False
+        self._result: T
 
     def wait(self) -> asyncio.Future[T]:
         """What to await for the result."""
-        if self._done is not None:
-            return self._done
         waiter: asyncio.Future[T] = self._loop.create_future()
-        self._waiters.append(waiter)
+        if self._is_set:
+            waiter.set_result(self._result)
+        elif self._waiters is None:
+            self._waiters = [waiter]
+        else:
+            self._waiters.append(waiter)
         return waiter
 
     def set(self, result: T) -> None:
         """Tell all who wait, and who ever will. Only the first result counts."""
-        if self._done is not None:
+        if self._is_set:
             return
-        self._done = self._loop.create_future()
-        self._done.set_result(result)
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
+        self._result, self._is_set = result, True
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(result)

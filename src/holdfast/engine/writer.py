@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from holdfast.clock import Clock
 from holdfast.core.checksum import seal
@@ -18,6 +19,8 @@ from holdfast.model import Commit, Entry, Head, HeadChange, Kind, Mail, Refusal,
 
 StepTaken = tuple[str, float, float]
 Mark = tuple[Kind, dict[str, Any]]
+
+_RUNNING, _CHECKPOINT = RunStatus.RUNNING, Kind.CHECKPOINT  # looked at in every step, and slow to find in their enums
 
 
 class Progress(msgspec.Struct, gc=False):
@@ -113,7 +116,7 @@ class RunWriter:
         if self._in_doubt:
             self._in_doubt = ()
         self._count(landed)
-        self.heard_at = self._committer.loop.time()
+        self.heard_at = self._committer.heard_at
         return reply.mail
 
     def _prepared(
@@ -254,13 +257,13 @@ class RunWriter:
             pending=self.pending,
             whole=whole,
         )
-        return seal(self.run, seq, Kind.CHECKPOINT, self.fence, now, cursor, body), segment
+        return seal(self.run, seq, _CHECKPOINT, self.fence, now, cursor, body), segment
 
     def _is_usual(self, status: RunStatus | None, segment: Segment) -> bool:
         """Whether nothing of the head changes by a commit that itself changes nothing of it."""
         return (
             status is None
-            and self.status == RunStatus.RUNNING
+            and self.status == _RUNNING
             and self.attempt == 1
             and not self._waited
             and not self.fields_due
@@ -303,7 +306,7 @@ class RunWriter:
         entries, progress = landed.entries, landed.progress
         if progress is None or len(entries) > 1:
             for entry in entries:
-                if entry.kind != Kind.CHECKPOINT:
+                if entry.kind != _CHECKPOINT:
                     self._count_beside(entry)
         if landed.segment.base != self.segment.base:
             self.beside = 0
@@ -316,16 +319,16 @@ class RunWriter:
             self.seq = entries[-1].seq
         if progress is not None:
             self.tree, self.cursor, self.said = progress.tree, progress.cursor, None
-            self.checkpoint_seq = _last_checkpoint(entries).seq
+            self.checkpoint_seq = self.seq if len(entries) == 1 else _last_checkpoint(entries).seq
         if landed.change is None:
             return
-        changes = landed.change.fields()
         for name in ("status", "attempt", "floor", "started_at"):
-            if name in changes:
-                setattr(self, name, changes[name])
-        if "waiting_for" in changes:
-            self._waited = changes["waiting_for"] is not None
-        if "owner" in changes:
+            value = getattr(landed.change, name)
+            if value is not UNSET:
+                setattr(self, name, value)
+        if landed.change.waiting_for is not UNSET:
+            self._waited = landed.change.waiting_for is not None
+        if landed.change.owner is not UNSET:
             self.closed = self.given_up = True
 
     def _count_beside(self, entry: Entry) -> None:
