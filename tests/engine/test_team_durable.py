@@ -223,18 +223,20 @@ async def test_every_second_turn_is_saved_and_the_end(lives: Lives) -> None:
     assert [len(state) for _, state in await states(lives, team)] == [0, 2, 4, 5]
 
 
-async def test_every_second_turn_is_saved_though_a_selector_is_asked_in_between(lives: Lives) -> None:
+@pytest.mark.parametrize(("every", "saved"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4])])
+async def test_every_so_many_turns_are_saved_and_not_what_the_selector_says_in_between(
+    lives: Lives, every: int, saved: list[int]
+) -> None:
     team = Team(
         "t",
         [a],
         Strategy.SELECTOR,
         selector=lambda data: a if len(data) < 5 else None,
-        policy=CheckpointPolicy(every_n_steps=2),
+        policy=CheckpointPolicy(every_n_steps=every),
     )
     assert await states(lives, team) == [
         (None, []),
-        ("a", ["a"] * 2),
-        ("a", ["a"] * 4),
+        *[("a", ["a"] * turns) for turns in saved],
         ("(selector)", ["a"] * 5),
     ]
 
