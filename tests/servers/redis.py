@@ -6,10 +6,12 @@ Each process of a test run starts one when it first needs it. Each test has a pr
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
@@ -36,6 +38,12 @@ def find_program() -> Path:
     )
 
 
+def _die_with_the_parent() -> None:
+    """A test run that is killed leaves no server behind; only Linux can be asked for that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 class RedisServer:
     """One server and its folder. `start` after `stop` or `kill` brings it back with all that reached its disk."""
 
@@ -54,7 +62,11 @@ class RedisServer:
         place = ("--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder))
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
-                [str(find_program()), *place, *self._settings], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [str(find_program()), *place, *self._settings],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_the_parent,  # noqa: PLW1509 - one system call, and no lock is taken
             )
         until = time.monotonic() + PATIENCE
         while True:
