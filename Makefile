@@ -40,7 +40,7 @@ bench: setup           ## speed as a ratio to bare journals, in one interleaved 
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(BIN)/python benchmarks/bench.py
 
-torture: setup         ## hundreds of kills and power cuts: make torture [SEED=1] [STORE=sqlite]
+torture: setup         ## hundreds of kills and power cuts: make torture [SEED=1] [STORE=sqlite|file|postgres]
 	$(BIN)/python -m tests.crash.torture $(if $(SEED),--seed $(SEED)) $(if $(STORE),--store $(STORE))
 
 clean:

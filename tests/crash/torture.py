@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import calls, commits, inside, kills, powercut, scenarios, shaped, stopped, waiting
+from . import calls, commits, fleet, inside, kills, powercut, scenarios, shaped, stopped, waiting
 from .nursery import Nursery
 from .stores import KINDS
 
@@ -24,6 +24,8 @@ PARTS = (
     *("kills", "commits", "calls", "branches", "children", "rounds", "waits", "streams"),
     *("shapes", "maps", "approvals", "cuts", "stopped"),
 )
+SERVED = {"postgres": ("world", "fleet", "stopped")}
+"""Stores that a server of their own keeps, and the parts that torture them."""
 Row = tuple[str, str, str, str]
 
 
@@ -35,6 +37,7 @@ class Torture:
         self.nurseries = [Nursery(), Nursery()]
         self.rows: list[Row] = []
         self.failed = 0
+        self._fleet: fleet.Fleet | None = None
 
     @contextmanager
     def part(self, part: str, store: str, title: str, size: str) -> Iterator[dict[str, Any]]:
@@ -216,9 +219,42 @@ class Torture:
             for number in range(rounds):
                 seed = random.Random(f"{self.options.seed}/{number}").randrange(10**9)
                 place, moment = self._place("stopped") / str(number), stopped.MOMENTS[number % 2]
-                stopped.torture(store, seed, place, *self.nurseries, moment)
+                with self._served(store) as served:
+                    stopped.torture(store, seed, place, *self.nurseries, moment, served=served)
                 _show(f"{store}: {number + 1} of {rounds} late writers refused")
             found["text"] = f"{rounds} late writers, all refused and told so"
+
+    def run_world(self, store: str) -> None:
+        """Part 9, one large world."""
+        with self.part("world", store, "500 runs, 5 workers, killed and cut off", "") as found:
+            figures = fleet.Figures()
+            self.fleet.torture(fleet.large(self.options.seed), self._place("world"), figures)
+            found["text"] = str(figures)
+
+    def run_fleet(self, store: str) -> None:
+        """Part 9, many small worlds."""
+        wanted = self.options.worlds
+        with self.part("fleet", store, "small worlds of 25 runs, the same", f"--worlds {wanted}") as found:
+            tell = _ticker(lambda f: f"{store}: {f.worlds} of {wanted} worlds, {f}")
+            figures, seeds = fleet.Figures(), range(self.options.seed, self.options.seed + wanted)
+            fleet.rounds(self.fleet, seeds, self._place("fleet"), figures, tell)
+            found["text"] = f"{figures.worlds} worlds: {figures}"
+
+    @property
+    def fleet(self) -> fleet.Fleet:
+        """The server and what it needs, from when it is first needed on."""
+        if self._fleet is None:
+            self._fleet = fleet.Fleet()
+        return self._fleet
+
+    @contextmanager
+    def _served(self, store: str) -> Iterator[str | None]:
+        """The URL of a new store, where a server keeps it."""
+        if store not in SERVED:
+            yield None
+            return
+        with self.fleet.server.schema() as schema:
+            yield self.fleet.server.url(schema)
 
     def _place(self, name: str) -> Path:
         place = self.folder / name
@@ -229,6 +265,8 @@ class Torture:
         """End the nurseries and print the table."""
         for nursery in self.nurseries:
             nursery.close()
+        if self._fleet is not None:
+            self._fleet.close()
         widths = [max(len(row[i]) for row in [*self.rows, ("",) * 4]) for i in range(4)]
         print(f"\nseed {self.options.seed}")
         for row in self.rows:
@@ -258,19 +296,22 @@ def main() -> int:
     """The exit code: 1 when anything failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash.torture")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--store", choices=KINDS, help="only this store")
-    parser.add_argument("--part", choices=PARTS, action="append", help="only this part")
+    parser.add_argument("--store", choices=(*KINDS, *SERVED), help="only this store")
+    parser.add_argument("--part", choices=(*PARTS, "world", "fleet"), action="append", help="only this part")
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--cuts", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--worlds", type=int, default=80)
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="holdfast-torture-") as folder:
         torture = Torture(options, Path(folder))
         try:
-            for store in [options.store] if options.store else KINDS:
-                for part in options.part or PARTS:
-                    getattr(torture, f"run_{part}")(store)
+            for store in [options.store] if options.store else (*KINDS, *SERVED):
+                parts = SERVED.get(store, PARTS)
+                for part in options.part or parts:
+                    if part in parts:
+                        getattr(torture, f"run_{part}")(store)
         finally:
             torture.close()
     return 1 if torture.failed else 0

@@ -13,7 +13,7 @@ from holdfast import Pipeline, Runtime
 from holdfast.errors import OwnershipLostError, StoreUnavailableError, UsageError
 from holdfast.store.locate import locate
 
-from . import counting, function_programs, functions, shapes
+from . import counting, fleet_worker, function_programs, functions, shapes
 from .opening import open_runtime, set_up
 from .scenarios import SCENARIOS
 from .steps import Reporter, begin, change, first_state, pipeline
@@ -154,5 +154,6 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "stoppable": stoppable,
     "filling": filling,
     "forking": forking,
+    "fleet": fleet_worker.work,
     **function_programs.PROGRAMS,
 }
