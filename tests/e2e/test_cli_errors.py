@@ -14,7 +14,7 @@ import pytest
 from holdfast.cli.app import holdfast
 from holdfast.cli.codes import MEANING, table
 from holdfast.cli.waiting import Wait
-from holdfast.model import Ask, Call, Event, Run
+from holdfast.model import Ask, Call, Event, Run, Worker
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 READING = [("ls",), ("show", "r1"), ("pause", "r1"), ("cancel", "r1"), ("doctor",), ("fork", "r1@1")]
@@ -232,7 +232,8 @@ def test_the_documented_exit_codes_are_those_of_the_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("RUN", Run), ("ASK", Ask), ("CALL", Call), ("WAIT", Wait), ("EVENT", Event)]
+    ("name", "shape"),
+    [("RUN", Run), ("WORKER", Worker), ("ASK", Ask), ("CALL", Call), ("WAIT", Wait), ("EVENT", Event)],
 )
 def test_the_documented_shapes_are_those_of_the_code(name: str, shape: Any) -> None:
     found = re.search(rf"\b{name}: `([^`]*)`", DOCS.read_text())
