@@ -41,7 +41,7 @@ bench: setup           ## speed as a ratio to bare journals, in one interleaved 
 	$(BIN)/python benchmarks/bench.py
 
 torture: setup         ## hundreds of kills and power cuts: make torture [SEED=1] [STORE=sqlite|file|postgres]
-	$(BIN)/python -m tests.crash.torture $(if $(SEED),--seed $(SEED)) $(if $(STORE),--store $(STORE))
+	PYTHONPATH=tests $(BIN)/python -m crash.torture $(if $(SEED),--seed $(SEED)) $(if $(STORE),--store $(STORE))
 
 clean:
 	rm -rf $(VENV) .holdfast

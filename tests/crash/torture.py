@@ -1,11 +1,12 @@
 """make torture: hundreds of kills, power cuts and stopped workers, all from one seed.
 
-python -m tests.crash.torture --seed 7 --store sqlite --part kills
+PYTHONPATH=tests python -m crash.torture --seed 7 --store sqlite --part kills
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import shutil
 import sys
@@ -26,6 +27,7 @@ PARTS = (
 )
 SERVED = {"postgres": ("world", "fleet", "stopped")}
 """Stores that a server of their own keeps, and the parts that torture them."""
+COMMAND = "PYTHONPATH=tests python -m crash.torture"
 Row = tuple[str, str, str, str]
 
 
@@ -48,7 +50,7 @@ class Torture:
             yield found
         except Exception as error:
             self.failed += 1
-            command = f"python -m tests.crash.torture --seed {self.options.seed} --store {store} --part {part} {size}"
+            command = f"{COMMAND} --seed {self.options.seed} --store {store} --part {part} {size}"
             print(f"\nFAILED  {title} ({store}): {error}\n        again: {command}", flush=True)
             self.rows.append((title, store, "FAILED", f"{time.perf_counter() - begun:.0f} s"))
         else:
@@ -294,7 +296,7 @@ def _show(line: str) -> None:
 
 def main() -> int:
     """The exit code: 1 when anything failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.crash.torture")
+    parser = argparse.ArgumentParser(prog=COMMAND)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--store", choices=(*KINDS, *SERVED), help="only this store")
     parser.add_argument("--part", choices=(*PARTS, "world", "fleet"), action="append", help="only this part")
@@ -303,6 +305,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--worlds", type=int, default=80)
     options = parser.parse_args()
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())  # a server that is stopped all the time is no news
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="holdfast-torture-") as folder:
         torture = Torture(options, Path(folder))
