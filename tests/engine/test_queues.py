@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, Graph, Pipeline, RunLimit, Runtime, Strategy, Team, flow, spawn, step
+from holdfast import Agent, CheckpointPolicy, Graph, Pipeline, RunLimit, Runtime, Strategy, Team, flow, spawn, step
 from holdfast.engine import custody
 from holdfast.errors import RunCancelledError, RunExistsError, StoreUnavailableError, UsageError
 from holdfast.store.base import Store
@@ -374,3 +374,26 @@ async def test_a_claim_whose_reply_is_lost_leaves_no_run_with_somebody_who_does_
         assert await (await rt.start(noted.flow, "a", queue="q")).result() == "A"
     assert lost == [1]
     assert noted.begun == ["a"]
+
+
+async def test_a_run_that_could_not_be_taken_up_because_the_store_was_away_is_tried_again_soon(
+    make_runtime: MakeRuntime, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is wrong with it: it is not left alone as one that cannot be gone on with."""
+    store, away = WatchedStore(make_store()), [True]
+    read = store.read_entries
+
+    async def read_entries(run: str, **which: Any) -> Any:
+        if away:
+            away.pop()
+            raise StoreUnavailableError("the connection is lost")
+        return await read(run, **which)
+
+    monkeypatch.setattr(store, "read_entries", read_entries)
+    kept = Pipeline("kept", [step(str.upper)], policy=CheckpointPolicy(keep_latest=1))
+    async with make_runtime() as rt, make_runtime(store, **WORKER) as worker:
+        worker.register(kept)
+        handle = await rt.start(kept, "a", queue="q")
+        async with asyncio.timeout(20):
+            assert await handle.result() == "A"
+    assert away == []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 
 from holdfast.core.transitions import RECOVERABLE, WAITS, is_queued
 from holdfast.engine.engine import Engine
 from holdfast.engine.live import LiveRun
+from holdfast.errors import StoreUnavailableError
 from holdfast.model import Claim, Head, Query
 
 log = logging.getLogger("holdfast")
@@ -23,6 +25,8 @@ class Recovery:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._warned: set[str] = set()
+        self.not_taken: Callable[[str, bool], object] = lambda run, again: None
+        """Is told of each claimed run that could not be gone on with, and whether it may be soon."""
 
     async def interrupted(self) -> list[Head]:
         """The runs that could be taken up here: nobody has them, and the program has their flow.
@@ -72,14 +76,20 @@ class Recovery:
         return await self._engine.to_its_end(self._take_up(ready, WAITS)) if ready else []
 
     async def take(self, claim: Claim) -> LiveRun | None:
-        """Go on with a claimed run; None, with a warning, when that cannot be and it was given back."""
+        """Go on with a claimed run; None when that cannot be and it was given back, with a warning if it is to blame."""
         if not self._has_step(claim.head):
+            self.not_taken(claim.head.id, False)
             await self._engine.custody.give_back(claim)
             return None
         try:
             return await self._engine.take(claim, self._engine.writer(claim))
+        except StoreUnavailableError:  # nothing is wrong with the run
+            self.not_taken(claim.head.id, True)
+            await self._engine.custody.give_back(claim)
+            return None
         except Exception as error:  # whatever a tampered head makes fail
             # A damaged run is reported and left alone; the others go on.
+            self.not_taken(claim.head.id, False)
             self._warn(claim.head.id, f"run {claim.head.id} was not resumed: {error}")
             await self._engine.custody.give_back(claim)
             return None

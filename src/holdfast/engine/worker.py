@@ -52,7 +52,7 @@ class Worker:
         self._freed: asyncio.Future[None] | None = None
         self.looked_at: float | None = None
         """When the worker last looked and the store answered, on the monotonic clock."""
-        engine.turns.freed = self._look_soon
+        engine.turns.freed, recovery.not_taken = self._look_soon, self._leave_alone
 
     async def work(self) -> None:
         """Take up what is found, until cancelled."""
@@ -133,9 +133,11 @@ class Worker:
     async def _take_up(self, query: Query) -> int:
         claims = await self._engine.custody.claim(query)
         for claim in claims:
-            if await self._recovery.take(claim) is None:
-                self._unfit[claim.head.id] = asyncio.get_running_loop().time() + _LEFT_ALONE
+            await self._recovery.take(claim)
         return len(claims)
+
+    def _leave_alone(self, run: str, again: bool) -> None:
+        self._unfit[run] = asyncio.get_running_loop().time() + (self._poll if again else _LEFT_ALONE)
 
     def _left_alone(self) -> tuple[str, ...]:
         now = asyncio.get_running_loop().time()
