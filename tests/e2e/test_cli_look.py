@@ -111,6 +111,7 @@ def test_show_of_a_checkpoint_gives_the_state_there(cli: Any) -> None:
         "failed_at",
         "forked_from",
         "waits",
+        "held_up",
     }
     assert found["checkpoint"]["state"]["v"]["done"] == ["search"]
     assert [point["seq"] for point in found["checkpoints"]] == [1, 2, 3, 4]

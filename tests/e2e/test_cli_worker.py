@@ -122,6 +122,19 @@ def test_a_worker_without_the_flow_leaves_the_run_and_ls_says_why(cli: Any) -> N
     assert cli("workers").stderr == "1 run waits: no worker of queue 'q' has flow 'report'\n"
 
 
+def test_show_says_where_a_run_is_queued_and_why_nobody_takes_it(cli: Any) -> None:
+    cli("start", "app.py:report", TIDES, "--id", "r1", "--queue", "mail", "--priority", "5", "--key", "u7")
+    lines = [line.split(maxsplit=1) for line in cli("show", "r1").stdout.splitlines()]
+    assert ["queue", "mail, priority 5"] in lines
+    assert ["key", "u7"] in lines
+    assert ["held", "up    no worker serves queue 'mail'"] in lines
+    assert json.loads(cli("show", "r1", "--json").stdout)["held_up"] == "no worker serves queue 'mail'"
+    cli("run", "app.py:report", TIDES, "--id", "r2")
+    shown = cli("show", "r2").stdout
+    assert "queue" not in shown
+    assert "held up" not in shown
+
+
 def test_a_run_that_is_put_off_says_when_it_starts(cli: Any) -> None:
     cli("start", "app.py:report", TIDES, "--id", "r1", "--delay", "1000")
     assert re.fullmatch(r"starts \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", cli("ls").stdout.split("\t")[4])

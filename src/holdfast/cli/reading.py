@@ -102,15 +102,24 @@ class HeldUp:
 
     def why(self, run: Run) -> str | None:
         """The reason; None when there is none, or when the run waits for no worker."""
-        if run.status not in (RunStatus.PENDING, RunStatus.INTERRUPTED) or run.owner is not None:
+        if not _waits_for_a_worker(run):
             return None
-        if run.starts_at is not None and run.starts_at > datetime.now(UTC):
-            return f"starts {time_of(run.starts_at)}"
         if self._staff is None:
             self._staff = self._runtime.workers()
-        works = any(worker.alive and worker.queues != () for worker in self._staff)
-        # Without any worker, what was interrupted waits for its command to be typed again.
-        return why_not_taken(run, self._staff) if works or run.starts_at is not None else None
+        return _held_up(run, self._staff)
+
+
+def _waits_for_a_worker(run: Run) -> bool:
+    return run.status in (RunStatus.PENDING, RunStatus.INTERRUPTED) and run.owner is None
+
+
+def _held_up(run: Run, staff: list[Worker]) -> str | None:
+    """Why nobody of these takes up a run that waits for a worker."""
+    if run.starts_at is not None and run.starts_at > datetime.now(UTC):
+        return f"starts {time_of(run.starts_at)}"
+    works = any(worker.alive and worker.queues != () for worker in staff)
+    # Without any worker, what was interrupted waits for its command to be typed again.
+    return why_not_taken(run, staff) if works or run.starts_at is not None else None
 
 
 def _next(run: Run) -> str:
@@ -140,6 +149,8 @@ class Shown(msgspec.Struct):
     """The checkpoint that it began from."""
     waits: list[Wait] = []
     """What a run that waits is waiting for."""
+    held_up: str | None = None
+    """Why no worker takes up a run that waits for one."""
 
 
 @click.command()
@@ -173,6 +184,8 @@ async def _look(store: str | None, name: str, seq: int | None, last: int, rows: 
         if run is None:
             raise RunNotFoundError(name)
         found = Shown(run)
+        if _waits_for_a_worker(run):
+            found.held_up = _held_up(run, await runtime.workers())
         checkpoints = await _last(_outlines(runtime, name), last, found)
         found.checkpoints = checkpoints
         opened = OpenWaits(name)
@@ -236,9 +249,17 @@ def _facts(found: Shown) -> list[tuple[str, object]]:
         if not found.waits:
             facts.append(("waits for", run.waiting_for or "something from outside"))
     more = (("error", run.error), ("failed at", found.failed_at), ("from", found.forked_from), ("parent", run.parent))
-    facts += [(name, value) for name, value in more if value]
+    queued = (("queue", _queue(run)), ("key", run.key), ("held up", found.held_up))
+    facts += [(name, value) for name, value in more + queued if value]
     facts += [(f"meta {key}", pretty_json(value)) for key, value in run.metadata.items()]
     return [*facts, ("created", time_of(run.created_at)), ("changed", time_of(run.updated_at))]
+
+
+def _queue(run: Run) -> str | None:
+    """The place of a run that a worker is to take, or that was put into a queue of its own."""
+    if run.starts_at is None and run.queue == "default" and not run.priority:
+        return None
+    return f"{run.queue}, priority {run.priority}" if run.priority else run.queue
 
 
 def _of(run: Run) -> str:
