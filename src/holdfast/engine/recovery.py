@@ -76,7 +76,7 @@ class Recovery:
         return await self._engine.to_its_end(self._take_up(ready, WAITS)) if ready else []
 
     async def take(self, claim: Claim) -> LiveRun | None:
-        """Go on with a claimed run; None when that cannot be and it was given back, with a warning if it is to blame."""
+        """Go on with a claimed run; None when that cannot be and it was given back, warned of if it is to blame."""
         if not self._has_step(claim.head):
             self.not_taken(claim.head.id, False)
             await self._engine.custody.give_back(claim)
