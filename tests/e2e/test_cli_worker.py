@@ -154,6 +154,7 @@ def test_a_run_that_is_put_off_says_when_it_starts(cli: Any) -> None:
         (["start", "app.py:report", "{"], "Give JSON"),
         (["start", "app.py:report", "{}", "--queue", "a b"], "is not the name of a queue"),
         (["start", "app.py:report", "{}", "--delay", "-1"], "delay=-1"),
+        (["start", "app.py:report", "{}", "--delay", "1e300"], "less than 3,000 years"),
         (["start", "app.py:report", "{}", "--priority", "99999"], "priority=99999"),
     ],
 )

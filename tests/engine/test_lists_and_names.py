@@ -116,6 +116,9 @@ async def test_hostile_metadata_keys_are_only_keys(make_runtime: MakeRuntime, ke
         {"status": ["completed", 3]},
         {"status": 7},
         {"flow": 7},
+        {"flow": ["a", "\ud800"]},
+        {"metadata": {"x": "\ud800"}},
+        {"metadata": {"\ud800": 1}},
         {"metadata": ["x"]},
         {"metadata": {"x": [1]}},
         {"metadata": {"x": {}}},
@@ -131,7 +134,7 @@ async def test_hostile_metadata_keys_are_only_keys(make_runtime: MakeRuntime, ke
         {"after": "1.0"},
         {"after": 17},
     ],
-    ids=str,
+    ids=ascii,
 )
 async def test_filters_that_cannot_be_are_refused_before_any_reading(
     make_runtime: MakeRuntime, make_store: MakeStore, filters: dict[str, Any]

@@ -227,6 +227,7 @@ async def test_every_shape_takes_a_limit_and_refuses_a_wrong_one() -> None:
         {"priority": 2**15},
         {"delay": -1},
         {"delay": float("nan")},
+        {"delay": 1e11},
         {"delay": "1"},
         {"delay": True},
         {"key": ""},

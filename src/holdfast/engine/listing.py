@@ -93,7 +93,14 @@ def _status(value: Any) -> RunStatus:
 def _text(name: str, value: Any) -> str:
     if type(value) is not str:
         raise InvalidFilterError(f"{name}={ascii(value)[:80]}: it must be a text")
+    if not _is_unicode(value):
+        raise InvalidFilterError(f"{name}={ascii(value)[:80]}: no flow can be called that")
     return value
+
+
+def _is_unicode(value: object) -> bool:
+    """Whether it is free of lone surrogates, which no store holds outside of a state."""
+    return type(value) is not str or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _scalars(metadata: Any) -> tuple[tuple[str, Any], ...]:
@@ -106,6 +113,8 @@ def _scalars(metadata: Any) -> tuple[tuple[str, Any], ...]:
             raise InvalidFilterError(
                 f"metadata filter {ascii(key)[:80]}: keys are texts, values are texts, numbers, booleans or None"
             )
+        if not (_is_unicode(key) and _is_unicode(value)):
+            raise InvalidFilterError(f"metadata filter {ascii(key)[:80]}: metadata has no lone surrogates")
     return tuple(metadata.items())
 
 

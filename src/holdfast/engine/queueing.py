@@ -13,6 +13,7 @@ from holdfast.errors import UsageError
 
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MOST = 1 << 15
+_LONGEST = 1e11  # seconds; the time that it comes to is still a date
 
 
 class Placing(msgspec.Struct, frozen=True, gc=False):
@@ -32,12 +33,12 @@ def placing(queue: Any, priority: Any, delay: Any, key: Any) -> Placing:
     if queue is None and priority is None and delay is None and key is None:
         return HERE
     waits = 0.0 if delay is None else delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if type(waits) not in (int, float) or not 0 <= waits < 1e11:
-        raise UsageError(f"delay={delay!r}: seconds or a timedelta, not negative")
+    if type(waits) not in (int, float) or not 0 <= waits < _LONGEST:
+        raise UsageError(f"delay={delay!r}: seconds or a timedelta, not negative and less than 3,000 years")
     if priority is not None and (type(priority) is not int or not -_MOST <= priority < _MOST):
         raise UsageError(f"priority={priority!r}: a whole number from {-_MOST} to {_MOST - 1}; higher goes first")
     if key is not None and (type(key) is not str or not 0 < len(key) <= 200 or not _is_storable(key)):
-        raise UsageError(f"key={ascii(key)[:80]}: a text of 1 to 200 characters")
+        raise UsageError(f"key={ascii(key)[:80]}: a text of 1 to 200 characters, without NUL and lone surrogates")
     return Placing("default" if queue is None else check_queue(queue), priority or 0, key, float(waits))
 
 
