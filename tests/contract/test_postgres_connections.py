@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast import Pipeline, Runtime
+from holdfast.engine.committer import Committer
 from holdfast.errors import StoreError, StoreUnavailableError
 from holdfast.model import HeadChange, Mail, Posted, Query, Refusal
 from holdfast.store.postgres import PostgresStore
@@ -312,12 +313,14 @@ async def test_a_commit_goes_on_when_whoever_waits_for_it_is_cancelled(
     await settled(store)
     proxy.open.clear()
     proxy.heard.clear()
-    waiting = asyncio.create_task(store.commit([commit("run", 2)]))
+    committer = Committer(store, lambda: 1)
+    waiting = asyncio.ensure_future(committer.commit(commit("run", 2)))
     await asyncio.wait_for(proxy.heard.wait(), AT_MOST)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     proxy.open.set()
+    await committer.drain()
     await accepted(store, commit("run", 3))  # on the same connection, behind the first
     assert [one.seq for one in await direct.read_entries("run")] == [1, 2, 3]
 

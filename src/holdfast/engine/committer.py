@@ -16,6 +16,9 @@ from holdfast.store.base import Store
 
 _TURN = 0.002
 _LARGE = 256 * 1024
+_EVERYTHING = 1 << 30
+# A server works on one batch while the loop prepares the next: smaller ones let them work side by side.
+_AT_A_SERVER = 125
 _Waiters = list["asyncio.Future[Reply]"]
 
 
@@ -33,17 +36,21 @@ class Committer:
         self.heard_at = 0.0
         """When the store last replied, on the loop's clock."""
         self._writing: asyncio.Task[None] | None = None
+        self._most = _EVERYTHING if "inline" in store.capabilities else _AT_A_SERVER
 
     def commit(self, commit: Commit) -> Awaitable[Reply]:
         """What the store replies. Cancelling the wait does not take the commit back."""
-        if not self._pending and self._writing is None and self._busy() <= 1:
+        alone = not self._pending and self._writing is None and self._busy() <= 1
+        if alone:
             replies = self._at_once(commit)
             if replies is not None:
                 return self._in_turn(replies[0])
         future: asyncio.Future[Reply] = self.loop.create_future()
         self._pending.append(commit)
         self._waiters.append(future)
-        if not self._scheduled and self._writing is None:
+        if alone:
+            self._begin()
+        elif not self._scheduled and self._writing is None:
             self._scheduled = True
             self.loop.call_soon(self._flush)
         return future
@@ -67,27 +74,41 @@ class Committer:
         self._scheduled = False
         if not self._pending or self._writing is not None:
             return
-        batch, self._pending = self._pending, []
-        waiters, self._waiters = self._waiters, []
-        if len(batch) == 1:
+        if len(self._pending) == 1:
             try:
-                replies = self._at_once(batch[0])
+                replies = self._at_once(self._pending[0])
             except Exception as error:
-                _fail(waiters, error)
+                _fail(self._taken()[1], error)
                 return
             if replies is not None:
-                self._deliver(waiters, replies)
+                self._deliver(self._taken()[1], replies)
                 return
-        self._writing = self.loop.create_task(self._write(batch, waiters))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._writing = self.loop.create_task(self._write(*self._taken()))
+
+    def _taken(self) -> tuple[list[Commit], _Waiters]:
+        """What goes together now, with who waits for it."""
+        most = self._most
+        batch, self._pending = self._pending[:most], self._pending[most:]
+        waiters, self._waiters = self._waiters[:most], self._waiters[most:]
+        return batch, waiters
 
     async def _write(self, batch: list[Commit], waiters: _Waiters) -> None:
+        error, replies = None, list[Reply]()
         try:
-            self._deliver(waiters, await self._store.commit(batch))
-        except Exception as error:
-            _fail(waiters, error)
+            replies = await self._store.commit(batch)
+        except Exception as caught:
+            error = caught
         finally:
+            # The next batch is on its way before those go on who waited for this one.
             self._writing = None
             self._flush()
+        if error is None:
+            self._deliver(waiters, replies)
+        else:
+            _fail(waiters, error)
 
     def _deliver(self, waiters: _Waiters, replies: list[Reply]) -> None:
         self.heard_at = self.loop.time()

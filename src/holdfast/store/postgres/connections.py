@@ -1,8 +1,8 @@
 """The connections of one process to one database, and who may use which.
 
-One connection is kept for commits, so that a step waits for nobody. Everything else takes one from a small pool. What
-is under way goes on when whoever waits for it is cancelled: a commit cut off in the middle would be in doubt, and the
-driver would cancel it on the server.
+One connection is kept for commits, so that a step waits for nobody. Everything else takes one from a small pool, and
+goes on when whoever waits for it is cancelled: the driver would cancel it on the server, and its end would be in doubt
+for nothing. The engine's committer sees to that for commits.
 
 A connection that the server has closed meanwhile is noticed before anything is sent on it, and replaced. What was
 sent and not answered is never sent again, unless it only reads.
@@ -102,10 +102,7 @@ class Connections:
         await connection.execute(_SESSION, (self.address.quoted_schema, self._relaxed), prepare=False)
 
     async def write(self, work: Work[T]) -> T:
-        """What `work` gives, on the connection for commits. It is done to its end whoever is cancelled meanwhile."""
-        return await self._to_its_end(self._write(work))
-
-    async def _write(self, work: Work[T]) -> T:
+        """What `work` gives, on the connection for commits. Whoever is cancelled meanwhile leaves its end in doubt."""
         async with self._writing:
             connection = self._writer
             if connection is None or is_lost(connection):
