@@ -13,7 +13,7 @@ from holdfast.testing import ScriptedModel, wants
 from .steps import begin, first_state, make_step
 
 STEPS = 20
-LIMIT = RunLimit(total=5, per_key=2)
+LIMIT = RunLimit(total=3, per_key=1)
 QUEUES = ("default", "mail", "night-shift")
 KEYS = ("ann", "ben", "cid", "eve")
 
@@ -162,16 +162,17 @@ def starts(runs: int, chance: random.Random) -> list[Start]:
     """So many runs of all kinds, over all queues."""
     made = []
     for number in range(runs):
-        which, seed = number % 5, chance.randrange(1000)
+        which, seed = number % 6, chance.randrange(1000)
         placing: dict[str, Any] = {"queue": chance.choice(QUEUES), "priority": chance.randrange(3)}
-        if which == 0:
-            placing["key"] = chance.choice(KEYS)
         kind, given = {
             0: (limited, first_state(seed)),
             1: (line, first_state(seed)),
             2: (calls, seed),
-            3: (graph, {"seed": seed}),
-            4: (crew, seed),
+            3: (limited, first_state(seed)),
+            4: (graph, {"seed": seed}),
+            5: (crew, seed),
         }[which]
+        if kind is limited:
+            placing["key"] = chance.choice(KEYS)
         made.append(Start(f"{kind.name}-{number:03}", kind, given, placing))
     return made
