@@ -15,6 +15,7 @@ from holdfast.cli.app import holdfast
 from holdfast.cli.codes import MEANING, table
 from holdfast.cli.waiting import Wait
 from holdfast.model import Ask, Call, Event, Run, Worker
+from servers.postgres import PostgresServer
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 READING = [("ls",), ("show", "r1"), ("pause", "r1"), ("cancel", "r1"), ("doctor",), ("fork", "r1@1")]
@@ -83,6 +84,24 @@ def test_a_password_in_the_url_is_never_printed(cli: Any, url: str) -> None:
     for done in (cli("ls", "--store", url), cli("run", "app.py:oracle", "--json", HOLDFAST_STORE=url)):
         assert done.returncode in (2, 7)
         assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_what_the_driver_of_a_server_logs_does_not_stand_beside_the_line(
+    cli: Any, postgres: PostgresServer, postgres_schema: str
+) -> None:
+    assert cli("start", "app.py:oracle", "1", "--id", "r1", "--store", postgres.url(postgres_schema)).returncode == 0
+    reader = f"{postgres_schema}_reader"
+    with postgres.connect() as admin:
+        admin.execute(f"create role {reader} login")
+        admin.execute(f"grant usage on schema {postgres_schema} to {reader}")
+        admin.execute(f"grant select on all tables in schema {postgres_schema} to {reader}")
+        try:
+            # The first of two statements that are sent at once is refused: the driver warns of the second.
+            refused = cli("delete", "r1", "--store", postgres.url(postgres_schema, user=reader))
+        finally:
+            admin.execute(f"drop owned by {reader}")
+            admin.execute(f"drop role {reader}")
+    assert "permission denied" in failed(refused, 7)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,9 @@ def execute(arguments: Sequence[str]) -> int:
     log = logging.getLogger("holdfast")
     if not log.handlers:
         log.addHandler(_OneLine())
+    # What the driver of PostgreSQL warns of is told by our own errors too, in one line; a program that sets logging up
+    # gets both.
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())
     try:
         try:
             # Not holdfast.main(): that has exit codes of its own for what is caught below.
