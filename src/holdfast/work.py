@@ -19,9 +19,13 @@ OnDoubt = Literal["retry", "fail", "ask"]
 
 def check_name(what: str, name: object) -> str:
     """The name itself. Raises UsageError for what cannot be stored and shown verbatim."""
-    if type(name) is not str or not 0 < len(name) <= 200 or any("\ud800" <= char <= "\udfff" for char in name):
+    if type(name) is not str or not 0 < len(name) <= 200 or any(_is_unstorable(char) for char in name):
         raise UsageError(f"the name of {what} is a text of 1 to 200 characters, not {ascii(name)[:80]}")
     return name
+
+
+def _is_unstorable(char: str) -> bool:
+    return char == "\0" or "\ud800" <= char <= "\udfff"
 
 
 class Work:

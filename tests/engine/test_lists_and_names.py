@@ -271,7 +271,6 @@ NAMES = [
     "a\u202eb",
     "<img src=x onerror=alert(1)>",
     "\x1b]52;",
-    "a\0b",
     "a\r\nb",
     " ",
     "ä" * 200,
@@ -294,13 +293,15 @@ async def test_names_go_round_verbatim(make_runtime: MakeRuntime, name: str) -> 
         assert steps == [name]
 
 
-@pytest.mark.parametrize("name", ["", "x" * 201, 7, None, True, b"x", "\ud800"], ids=lambda name: ascii(name)[:20])
+@pytest.mark.parametrize(
+    "name", ["", "x" * 201, 7, None, True, b"x", "\ud800", "a\0b"], ids=lambda name: ascii(name)[:20]
+)
 def test_a_name_that_cannot_be_is_refused_when_declared(name: Any) -> None:
     with pytest.raises(UsageError):
         Pipeline(name, [lambda state: state])
 
 
-@pytest.mark.parametrize("name", ["\ud800", "x" * 201, 7], ids=lambda name: ascii(name)[:20])
+@pytest.mark.parametrize("name", ["\ud800", "a\0b", "x" * 201, 7], ids=lambda name: ascii(name)[:20])
 def test_a_step_name_that_cannot_be_is_refused_when_declared(name: Any) -> None:
     with pytest.raises(UsageError):
         Pipeline("flow", [step(name=name)(lambda state: state)])

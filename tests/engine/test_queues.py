@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import Agent, CheckpointPolicy, Graph, Pipeline, RunLimit, Runtime, Strategy, Team, flow, spawn, step
-from holdfast.engine import custody
+from holdfast.engine import custody, following
 from holdfast.errors import RunCancelledError, RunExistsError, StoreUnavailableError, UsageError
 from holdfast.store.base import Store
 from holdfast.testing import ManualClock
@@ -398,3 +398,24 @@ async def test_a_run_that_could_not_be_taken_up_because_the_store_was_away_is_tr
         async with asyncio.timeout(20):
             assert await handle.result() == "A"
     assert away == []
+
+
+async def test_whoever_waits_for_a_queued_run_waits_through_an_outage_that_is_told_once(
+    make_runtime: MakeRuntime, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(following, "_LOOK_AGAIN", 0.005)
+    noted, store = Noted(), WatchedStore(make_store())
+    async with make_runtime(store) as rt, make_runtime(**WORKER) as worker:
+        handle = await rt.start(noted.flow, "a", queue="q")
+        waiting = asyncio.ensure_future(handle.result())
+        await asyncio.sleep(0)
+        with caplog.at_level(logging.WARNING, "holdfast"):
+            store.severed = True
+            worker.register(noted.flow)
+            await until_status(worker, handle.id, "completed")
+            while not caplog.records:
+                await asyncio.sleep(0.001)
+            assert not waiting.done()
+            store.severed = False
+            assert await waiting == "A"
+    assert sum("result of run" in record.message and "out of reach" in record.message for record in caplog.records) == 1

@@ -43,13 +43,12 @@ async def test_a_sleep_ends_when_its_time_has_come_and_not_before(
         "timedelta": timedelta(seconds=100),
         "datetime": datetime.fromtimestamp(start + 100, UTC),
     }[kind]
-    async with make_runtime(recover=True) as rt:
+    async with make_runtime() as rt:
         handle = await rt.start(sleeper(until, woken, clock), id="r1")
         run = await until_status(rt, "r1", "waiting")
         assert run.waiting_for is not None
         assert run.waiting_for.startswith("the time ")
         clock.advance(99)
-        await rt._worker._look()
         await rt._waker._look()
         assert (woken, (await until_status(rt, "r1", "waiting")).status) == ([], "waiting")
         clock.advance(1)

@@ -15,6 +15,7 @@ from holdfast.engine.info import Info
 from holdfast.engine.live import LiveRun
 from holdfast.engine.reader import Reader
 from holdfast.engine.refusals import ended_error
+from holdfast.engine.trouble import Trouble
 from holdfast.engine.verbs import MISSING, Verbs
 from holdfast.engine.waking import Waker
 from holdfast.errors import (
@@ -24,6 +25,7 @@ from holdfast.errors import (
     RunInterruptedError,
     RunOwnedError,
     RunWaitingError,
+    StoreUnavailableError,
     UsageError,
     VerbRefusedError,
     WrongFlowError,
@@ -98,17 +100,23 @@ class Following:
 
     async def attend(self, run: str) -> Any:
         """The result of a run that is left to the workers, whatever becomes of it meanwhile."""
-        token = 0
+        token, trouble = 0, Trouble(f"the result of run {run} could not be looked for")
         while run not in self._engine.live:
             if self._engine.closing:
                 raise RunInterruptedError(run)
-            head = await self._verbs.head(run)
-            match act("run", situation(head)):
-                case Act.RESULT:
-                    return await self._reader.result(head)
-                case Act.RAISE:
-                    raise ended_error(head)
-            token = await self._engine.wait_change(run, token, _LOOK_AGAIN)
+            try:
+                head = await self._verbs.head(run)
+                match act("run", situation(head)):
+                    case Act.RESULT:
+                        return await self._reader.result(head)
+                    case Act.RAISE:
+                        raise ended_error(head)
+                trouble.over()
+                token = await self._engine.wait_change(run, token, _LOOK_AGAIN)
+            except StoreUnavailableError as error:
+                # Whoever waits for a fleet waits through a restart of its server too.
+                trouble.met(error)
+                await asyncio.sleep(_LOOK_AGAIN)
         return await self.follow(run)
 
     async def follow(self, run: str, *, until: Until = "ended") -> Any:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from holdfast.core.ids import new_owner
 from holdfast.engine.shared import Shared
+from holdfast.engine.trouble import Trouble
 from holdfast.errors import StoreError
 from holdfast.model import Owner
 from holdfast.store.base import Store
@@ -70,13 +71,15 @@ class Ownership:
         self._store.beat(replace(self.owner, info=msgspec.json.encode(self.describe())), self._lease)
 
     def _run(self) -> None:
+        trouble = Trouble(f"the heartbeat of {self.owner.name} failed")
         # A loop that is gone drives nothing any more, whether or not somebody said so: let the lease run out.
         while not (self._stop.wait(self._heartbeat) or self._loop.is_closed()):
             try:
                 self._beat()
+                trouble.over()
             except Exception as error:
                 # A missed beat only lets others take over sooner; the fence keeps that safe.
-                log.warning("holdfast: the heartbeat of %s failed: %s", self.owner.name, error)
+                trouble.met(error)
 
     async def end(self) -> None:
         """Stop beating and let others claim at once what is still owned."""

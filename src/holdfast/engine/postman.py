@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from holdfast.engine.live import LiveRun
+from holdfast.engine.trouble import Trouble
 from holdfast.errors import StoreError
 from holdfast.model import Query
 from holdfast.store.base import Store
-
-log = logging.getLogger("holdfast")
 
 POLL = 1.0
 PAUSE = 0.03
@@ -41,6 +39,7 @@ class Postman:
     async def carry(self) -> None:
         """Go round until stopped."""
         loop, seen, patience = asyncio.get_running_loop(), 0, POLL
+        trouble = Trouble("the mail could not be read")
         while True:
             try:
                 seen = await self._store.wait_change(seen, patience)
@@ -54,8 +53,9 @@ class Postman:
                     await self.fetch(head.id)
                 if self.afterwards is not None:
                     await self.afterwards()
+                trouble.over()
             except StoreError as error:
-                log.warning("holdfast: the mail could not be read: %s", error)
+                trouble.met(error)
                 await asyncio.sleep(POLL)
             await asyncio.sleep(PAUSE + PAUSE_EACH * len(self._live))
 

@@ -7,17 +7,15 @@ recovers looks after all of them.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.core.transitions import WAITS
+from holdfast.engine.trouble import Trouble
 from holdfast.errors import StoreError
 from holdfast.model import Head, Query
 from holdfast.store.base import Store
-
-log = logging.getLogger("holdfast")
 
 POLL = 1.0
 PAUSE = 0.02
@@ -65,13 +63,14 @@ class Waker:
             self._task.cancel()
 
     async def _look_after(self) -> None:
-        seen = 0
+        seen, trouble = 0, Trouble("could not look for runs that are due")
         while self._watched:
             try:
                 seen = await self._wait(seen)
                 await self._look()
+                trouble.over()
             except StoreError as error:
-                log.warning("holdfast: could not look for runs that are due: %s", error)
+                trouble.met(error)
                 await asyncio.sleep(POLL)
             await asyncio.sleep(PAUSE)
         self._task = None

@@ -7,7 +7,6 @@ found too. Changes in the store wake the worker at once; it looks now and then a
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 
@@ -17,10 +16,9 @@ from holdfast.core.transitions import RECOVERABLE, WAITS
 from holdfast.engine.engine import Engine
 from holdfast.engine.pruning import Pruning
 from holdfast.engine.recovery import Recovery
+from holdfast.engine.trouble import Trouble
 from holdfast.errors import StoreError
 from holdfast.model import Head, Health, Query
-
-log = logging.getLogger("holdfast")
 
 _PAGE = 200
 _EVERYTHING = 1_000_000_000
@@ -49,6 +47,7 @@ class Worker:
         self._unfit: dict[str, float] = {}
         """By run, on the loop's clock: those that could not be gone on with are left alone until then."""
         self._tidy_at = self._children_at = 0.0
+        self._trouble = Trouble("could not look for runs to take up")
         self._freed: asyncio.Future[None] | None = None
         self.looked_at: float | None = None
         """When the worker last looked and the store answered, on the monotonic clock."""
@@ -64,12 +63,13 @@ class Worker:
                 found, looked = await self._look(), loop.time()
                 await self._tidy(looked)
                 self.looked_at = time.monotonic()
+                self._trouble.over()
                 seen = await self._wait(seen)
                 # Who was idle looks at once; what changes all the time and comes to nothing is looked at less often.
                 rest = _SOON if found else min(rest * 2, self._poll / 10)
                 await asyncio.sleep(looked + rest - loop.time())
             except StoreError as error:
-                log.warning("holdfast: could not look for runs to take up: %s", error)
+                self._trouble.met(error)
                 await asyncio.sleep(self._poll)
 
     def health(self, concurrency: int) -> Health:
