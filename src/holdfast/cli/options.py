@@ -27,8 +27,8 @@ def store_option(command: F) -> F:
         "--store",
         metavar="URL",
         callback=_keep_store,
-        help="Where the runs are: sqlite:FILE, file:FOLDER or the path of a database.  [$HOLDFAST_STORE, "
-        ".holdfast/runs.db]",
+        help="Where the runs are: sqlite:FILE, file:FOLDER, postgresql://…, redis://… or the path of a database.  "
+        "[$HOLDFAST_STORE, .holdfast/runs.db]",
     )(command)
 
 
