@@ -31,6 +31,7 @@ def test_a_worker_outlives_an_outage_of_its_server_and_goes_on_by_itself(cli: An
     cli.let_go()  # the step ends, and what it came to cannot be written
     while get(health)[1]["runs"]:
         pass
+    said(worker, "could not look for runs to take up")
     server.start()
     # The step is done again: its result was nowhere. What was committed before is not.
     assert worker.stdout.readline() == "in analyze\n"
