@@ -129,7 +129,8 @@ class PostgresProxy:
         kind: Kind = "other"
         while text := await _read(reader):
             found = next((kind for mark, kind in _MARKS if mark in text), kind)
-            moment = self._due(kind) if found == kind else None  # what introduces it is no request
+            # What introduces a connection is no request, nor is a statement that is only prepared.
+            moment = self._due(kind) if found == kind and _does_something(text) else None
             kind = found
             if moment == "before":
                 return
@@ -141,6 +142,16 @@ class PostgresProxy:
             if moment == "during":
                 return
         # The client has hung up: what it asked for last is still done by the server.
+
+
+def _does_something(text: bytes) -> bool:
+    """Whether a statement is executed by these messages, each of which has a type and a length."""
+    place = 0
+    while place + 5 <= len(text):
+        if text[place : place + 1] in (b"B", b"Q"):
+            return True
+        place += 1 + int.from_bytes(text[place + 1 : place + 5], "big")
+    return False
 
 
 async def _answer(reader: asyncio.StreamReader, client: asyncio.StreamWriter, losing: asyncio.Event) -> None:
