@@ -22,14 +22,12 @@ import apsw
 from holdfast.errors import StoreDamagedError, StoreError, StoreUnavailableError
 from holdfast.faults import fault
 from holdfast.store.sqlite import schema
+from holdfast.store.sqlite.pages import PAGE_BYTES, Room
 from holdfast.store.sqlite.wal import WalKeeper
 
 T = TypeVar("T")
 
 BUSY_MS = 10_000  # well within the default lease, so that a heartbeat gives up before others take over
-# Entries of 2 to 6 KB, a turn of a conversation each, take 5 to 10 % more than their bytes on small
-# pages and up to twice as much on pages of 4 KB, at the same speed.
-PAGE_BYTES = 1024
 _inherited: list[object] = []  # kept so that a forked child never closes its parent's connections
 
 _DAMAGED = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)
@@ -83,6 +81,7 @@ class Connections:
         self.path, self._synchronous, self._vfs = path, synchronous, vfs
         self.pid = os.getpid()
         self.lock = threading.Lock()
+        self.room = Room()
         self.writers = ThreadPoolExecutor(1, "holdfast-write")
         self.readers = ThreadPoolExecutor(2, "holdfast-read")
         self._local = threading.local()

@@ -5,7 +5,8 @@
     entries  the log, in the order in which it came, so that what many runs write at once lies
              together; id = n << 32 | seq finds the entries of a run (a rowid table stores 2 KB
              entries in half the bytes of WITHOUT ROWID); `body` comes last so that lists need
-             not read through it
+             not read through it. A row without an id holds the beginning of the body of the
+             entry right behind it, to fill a page (see pages)
     inbox    mail; keyed mail stays as taken so that its key is never accepted again
     owners   who said when to be alive for how long
 
@@ -55,7 +56,7 @@ MIGRATIONS: list[str] = [
     create index runs_by_parent on runs (parent) where parent is not null;
     create table entries (
         place integer primary key,
-        id integer not null unique,
+        id integer,
         kind text not null,
         fence integer not null,
         at real not null,
@@ -63,6 +64,7 @@ MIGRATIONS: list[str] = [
         "check" text not null,
         body text not null
     );
+    create unique index entries_by_id on entries (id) where id is not null;
     create table inbox (
         id integer primary key autoincrement,
         n integer not null,

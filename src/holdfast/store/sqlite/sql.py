@@ -46,7 +46,7 @@ def _append(entries: int) -> str:
 
     Writes nothing of a commit when its fence or owner is stale, or when the last entry before it (`after`; NEW_LOG
     when there is none) is missing; and no entry whose place is taken. One statement, so nobody can claim a
-    run between the check and the write.
+    run between the check and the write. A row without a seq is the beginning of the body of the next one.
     """
     return f"""
     insert or ignore into entries (id, kind, fence, at, cursor, "check", body)
@@ -63,6 +63,11 @@ TOGETHER = 16  # entries; fewer calls of SQLite for each, and more would not sav
 APPEND_TOGETHER = _append(TOGETHER)
 # For a step by itself; its row, if it is written, says whether there is any mail in the store.
 APPEND_STEP = f"{APPEND_ENTRY} returning exists (select 1 from inbox where taken = 0)"
+# The same for one whose body is laid out as two rows: neither is written when its place is taken.
+APPEND_SPLIT_STEP = f"""
+    {_append(2)} and not exists (select 1 from entries e where e.id = ((n << 32) | after) + 1)
+    returning exists (select 1 from inbox where taken = 0)
+"""
 FIND_OWNED = "select n from runs where id = ? and owner = ? and fence = ?"
 FIND_RUN = "select n from runs where id = ?"
 LAST_SEQ = """
@@ -74,8 +79,20 @@ HAS_ENTRY = "select 1 from entries where id = ((select n from runs where id = ?1
 REPLACE_ENTRY = """
     update entries set kind = ?3, fence = ?4, at = ?5, cursor = ?6, "check" = ?7, body = ?8 where id = (?1 << 32) | ?2
 """
-DROP_BEFORE = "delete from entries where id >= ?1 << 32 and id < (?1 << 32) | ?2"
-DROP_ENTRIES = "delete from entries where id between ?1 << 32 and (?1 << 32) | 4294967295"
+# Both drop the beginnings of bodies with their entries; the first one also that of the entry it stops at, which was
+# replaced as a whole.
+DROP_BEFORE = """
+    with gone as (select place, id from entries where id between ?1 << 32 and (?1 << 32) | ?2)
+    delete from entries where place in (
+        select place from gone where id < (?1 << 32) | ?2
+        union all select b.place from gone join entries b on b.place = gone.place - 1 where b.id is null)
+"""
+DROP_ENTRIES = """
+    with gone as (select place from entries where id between ?1 << 32 and (?1 << 32) | 4294967295)
+    delete from entries where place in (
+        select place from gone
+        union all select b.place from gone join entries b on b.place = gone.place - 1 where b.id is null)
+"""
 
 # Keyed mail stays, marked as taken, so that its key is refused ever after.
 TAKE_KEYED = "update inbox set taken = 1, body = '' where id = ? and n = ? and key is not null"
@@ -85,8 +102,15 @@ READ_MAIL = "select kind, body, key, at, id from inbox where n = ? and taken = 0
 POST_MAIL = "insert or ignore into inbox (n, kind, body, key, at) values (?, ?, ?, ?, ?)"
 
 READ_ENTRIES = """
-    select id & 4294967295, kind, fence, at, cursor, body, "check" from entries
-    where id > (?1 << 32) | ?2 and id <= (?1 << 32) | ?3 order by id limit ?4
+    select id & 4294967295, kind, fence, at, cursor, body, "check",
+      (select b.body from entries b where b.place = e.place - 1 and b.id is null)
+    from entries e where id > (?1 << 32) | ?2 and id <= (?1 << 32) | ?3 order by id limit ?4
+"""
+# Rows that belong to no run: entries of none, and beginnings of a body without the entry behind them.
+COUNT_STRAY = """
+    select count(*) from entries e
+    where coalesce(id, (select f.id from entries f where f.place = e.place + 1)) >> 32 not in (select n from runs)
+       or (id is null and not exists (select 1 from entries f where f.place = e.place + 1 and f.id is not null))
 """
 CLAIM = """
     update runs set owner = ?2, fence = fence + 1, attempt = attempt + 1 where n = ?1
@@ -135,8 +159,9 @@ def head_from(row: tuple[Any, ...], live: set[str]) -> Head:
 
 def entry_from(row: tuple[Any, ...]) -> Entry:
     """The entry in a row of READ_ENTRIES."""
-    seq, kind, fence, at, cursor, body, check = row
-    return Entry(seq, kind, fence, at, cursor.encode(), body.encode(), check)
+    seq, kind, fence, at, cursor, body, check, beginning = row
+    whole = body if beginning is None else beginning + body
+    return Entry(seq, kind, fence, at, cursor.encode(), whole.encode(), check)
 
 
 def mail_from(row: tuple[Any, ...]) -> Mail:

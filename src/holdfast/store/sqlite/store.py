@@ -92,10 +92,12 @@ class SqliteStore(Store):
         return await asyncio.get_running_loop().run_in_executor(db.writers, db.write, work)
 
     async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
-        return await self._write(lambda connection: write_batch(connection, batch))
+        room = self._db().room
+        return await self._write(lambda connection: write_batch(connection, room, batch))
 
     def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
-        return self._db().write_now(lambda connection: write_batch(connection, batch))
+        db = self._db()
+        return db.write_now(lambda connection: write_batch(connection, db.room, batch))
 
     async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
         def work(connection: apsw.Connection) -> list[Claim]:
@@ -248,7 +250,7 @@ class SqliteStore(Store):
             problems += [
                 (run, "the run has no log") for (run,) in connection.execute(f"{bare}(n << 32) | ?)", (_EVERYTHING,))
             ]
-            stray = connection.execute("select count(*) from entries where id >> 32 not in (select n from runs)").get
+            stray = connection.execute(sql.COUNT_STRAY).get
             return problems + ([(None, f"{stray} entries belong to no run")] if stray else [])
 
         return await self._read(work)

@@ -17,6 +17,7 @@ import apsw
 from holdfast.faults import fault
 from holdfast.model import Commit, Entry, Mail, Refusal, Reply
 from holdfast.store.sqlite import sql
+from holdfast.store.sqlite.pages import Room
 
 _ACCEPTED = Reply()
 
@@ -28,23 +29,21 @@ def finish(connection: apsw.Connection) -> None:
     fault("commit.after")
 
 
-def write_batch(connection: apsw.Connection, batch: Sequence[Commit]) -> list[Reply]:
+def write_batch(connection: apsw.Connection, room: Room, batch: Sequence[Commit]) -> list[Reply]:
     """Every commit of the batch in one transaction; a refused one has written nothing."""
     if not batch:
         return []
     if len(batch) == 1 and _is_step(batch[0]):
-        fault("commit.before")
-        mail = connection.execute(sql.APPEND_STEP, _bindings(batch[0])[0]).get
-        fault("commit.after")
+        mail = _write_step(connection, room, batch[0])
         if mail == 0:
             return [_ACCEPTED]
         refusals = [None] if mail else [_refusal(connection, batch[0])]
     else:
         connection.execute("begin immediate")
-        if len(batch) > 1 and _write_all(connection, batch):
+        if len(batch) > 1 and _write_all(connection, room, batch):
             refusals = [None] * len(batch)
         else:
-            refusals = [_write_one(connection, commit) for commit in batch]
+            refusals = [_write_one(connection, room, commit) for commit in batch]
         finish(connection)
     if connection.execute(sql.ANY_MAIL).get is None:
         return [_ACCEPTED if refusal is None else Reply(refusal) for refusal in refusals]
@@ -59,7 +58,21 @@ def _is_step(commit: Commit) -> bool:
     return len(commit.entries) == 1 and not (commit.create or commit.change or commit.take or commit.rebase)
 
 
-def _write_all(connection: apsw.Connection, batch: Sequence[Commit]) -> bool:
+def _write_step(connection: apsw.Connection, room: Room, commit: Commit) -> int | None:
+    """Whether there is any mail in the store; None when the step was refused."""
+    rows = _bindings(commit, room)
+    fault("commit.before")
+    mail: Any
+    if len(rows) == 1:
+        mail = connection.execute(sql.APPEND_STEP, rows[0]).get
+    else:
+        mail = connection.execute(sql.APPEND_SPLIT_STEP, (*rows[0], *rows[1])).get
+        mail = mail and mail[0]  # each of the two rows says it
+    fault("commit.after")
+    return None if mail is None else int(mail)
+
+
+def _write_all(connection: apsw.Connection, room: Room, batch: Sequence[Commit]) -> bool:
     """Write the batch as if nothing were refused; False, and nothing written, when something is or may be."""
     if not all(map(_is_plain, batch)):
         return False
@@ -68,7 +81,7 @@ def _write_all(connection: apsw.Connection, batch: Sequence[Commit]) -> bool:
     new = [commit.create for commit in batch if commit.create is not None]
     before = connection.total_changes()
     connection.executemany(sql.CREATE_RUN, map(sql.head_values, new))
-    appended = _append(connection, batch)
+    appended = _append(connection, room, batch)
     updates: dict[str, list[list[Any]]] = {}
     for commit in batch:
         if commit.change is not None:
@@ -90,11 +103,11 @@ def _is_plain(commit: Commit) -> bool:
     return len(entries) == 1 or all(after.seq == before.seq + 1 for before, after in pairwise(entries))
 
 
-def _append(connection: apsw.Connection, batch: Sequence[Commit]) -> int:
-    """Append the entries of all these commits that fit; how many there are."""
+def _append(connection: apsw.Connection, room: Room, batch: Sequence[Commit]) -> int:
+    """Append the entries of all these commits that fit; how many rows they are."""
     rows: list[tuple[Any, ...]] = []
     for commit in batch:
-        rows += _bindings(commit)
+        rows += _bindings(commit, room)
     rest = len(rows) % sql.TOGETHER
     for at in range(0, len(rows) - rest, sql.TOGETHER):
         connection.execute(sql.APPEND_TOGETHER, [*chain.from_iterable(rows[at : at + sql.TOGETHER])])
@@ -102,14 +115,14 @@ def _append(connection: apsw.Connection, batch: Sequence[Commit]) -> int:
     return len(rows)
 
 
-def _write_one(connection: apsw.Connection, commit: Commit) -> Refusal | None:
+def _write_one(connection: apsw.Connection, room: Room, commit: Commit) -> Refusal | None:
     """Checks first, so that a refusal leaves nothing to undo."""
     refusal = _refusal(connection, commit)
     if refusal is not None:
         return refusal
     if commit.create is not None:
         connection.execute(sql.CREATE_RUN, sql.head_values(commit.create))
-    connection.executemany(sql.APPEND_ENTRY, _bindings(commit))
+    connection.executemany(sql.APPEND_ENTRY, _bindings(commit, room))
     n = connection.execute(sql.FIND_RUN, (commit.run,)).get
     for mail in commit.take:
         connection.execute(sql.TAKE_KEYED, (mail, n))
@@ -153,13 +166,17 @@ def _refusal(connection: apsw.Connection, commit: Commit) -> Refusal | None:
     return None
 
 
-def _bindings(commit: Commit) -> list[tuple[Any, ...]]:
-    """What APPEND_ENTRY takes for each entry of a commit."""
+def _bindings(commit: Commit, room: Room) -> list[tuple[Any, ...]]:
+    """What APPEND_ENTRY takes for each row of a commit."""
     run, owner, fence = commit.run, commit.owner, commit.fence
     rows: list[tuple[Any, ...]] = []
     for e in commit.entries:
         after = rows[0][3] if rows else e.seq - 1 if commit.create is None else sql.NEW_LOG
-        rows.append((run, owner, fence, after, e.seq, e.kind, e.at, e.cursor.decode(), e.check, e.body.decode()))
+        body, at = e.body, room.take(e)
+        if at:
+            rows.append((run, owner, fence, after, None, "", 0, "", "", body[:at].decode()))
+            body = body[at:]
+        rows.append((run, owner, fence, after, e.seq, e.kind, e.at, e.cursor.decode(), e.check, body.decode()))
     return rows
 
 

@@ -1,0 +1,71 @@
+"""How long bodies are laid out so that the pages of the log are full.
+
+SQLite puts a row that does not fit into what is left of the log's last page on the next one, and leaves
+the rest of that page empty: a turn of a conversation lost up to half of what it holds. So the beginning
+of a long body goes into a row of its own that fills the page, and the entry follows with the rest.
+
+What is left of a page is reckoned from what was written, by the rules of SQLite's file format. Others may
+write too: then a few pages are less full, until one begins that this process takes to begin as well.
+Nothing else depends on it.
+"""
+
+from __future__ import annotations
+
+from holdfast.model import Entry
+
+PAGE_BYTES = 1024
+
+_ROOM = PAGE_BYTES - 8  # what a page holds beside its header
+_WHOLE = PAGE_BYTES - 35  # a row up to this size lies on its page wholly
+_LEAST = (PAGE_BYTES - 12) * 32 // 255 - 23  # of a longer one, at least this much does
+_OVERFLOW = PAGE_BYTES - 4  # what each page beside holds of it
+_ROW = 7  # what a row takes beside its columns: where it lies, how long it is, which one it is
+_COLUMNS = 40  # the columns of an entry beside kind, cursor and body, and what tells them apart
+_OF_ITS_OWN = 18 + _ROW  # what a row takes that holds nothing but the beginning of a body
+
+_LONG = PAGE_BYTES // 2
+_WORTH_FILLING = 2 * _OF_ITS_OWN  # by a long row; a second row for a short one costs as much time as the first
+_WORTH_FILLING_SHORT = PAGE_BYTES // 4
+
+
+class Room:
+    """What is left of the log's last page, as far as this process knows."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    def take(self, entry: Entry) -> int:
+        """Where to split the body of an entry that is written now; 0 where it stays whole."""
+        size = _COLUMNS + len(entry.kind) + len(entry.cursor) + len(entry.body)
+        at = self._split(size, entry.body)
+        if at:
+            size, self._left = size - at, 0
+        taken = _on_page(size)
+        self._left = (self._left if taken <= self._left else _ROOM) - taken
+        return at
+
+    def _split(self, size: int, body: bytes) -> int:
+        if self._left < (_WORTH_FILLING if size >= _LONG else _WORTH_FILLING_SHORT):
+            return 0
+        if _on_page(size) <= self._left and _left_beside(size) < _WORTH_FILLING:
+            return 0
+        at = min(self._left - _OF_ITS_OWN, len(body))
+        while at < len(body) and body[at] & 0xC0 == 0x80:  # never inside a character
+            at -= 1
+        return at
+
+
+def _on_page(size: int) -> int:
+    """What a row with so many bytes in its columns takes of the page that it lies on."""
+    if size <= _WHOLE:
+        return size + _ROW
+    rest = _LEAST + (size - _LEAST) % _OVERFLOW
+    return (rest if rest <= _WHOLE else _LEAST) + _ROW + 4
+
+
+def _left_beside(size: int) -> int:
+    """What it leaves empty of the last page beside: nothing, unless the rest is too much for its own page."""
+    rest = (size - _LEAST) % _OVERFLOW
+    return _OVERFLOW - rest if size > _WHOLE and _LEAST + rest > _WHOLE else 0
