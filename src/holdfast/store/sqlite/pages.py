@@ -23,9 +23,7 @@ _ROW = 7  # what a row takes beside its columns: where it lies, how long it is, 
 _COLUMNS = 40  # the columns of an entry beside kind, cursor and body, and what tells them apart
 _OF_ITS_OWN = 18 + _ROW  # what a row takes that holds nothing but the beginning of a body
 
-_LONG = PAGE_BYTES // 2
-_WORTH_FILLING = 2 * _OF_ITS_OWN  # by a long row; a second row for a short one costs as much time as the first
-_WORTH_FILLING_SHORT = PAGE_BYTES // 4
+_WORTH_FILLING = 2 * _OF_ITS_OWN
 
 
 class Room:
@@ -39,6 +37,9 @@ class Room:
     def take(self, entry: Entry) -> int:
         """Where to split the body of an entry that is written now; 0 where it stays whole."""
         size = _COLUMNS + len(entry.kind) + len(entry.cursor) + len(entry.body)
+        if size <= _WHOLE and size + _ROW <= self._left:  # most entries
+            self._left -= size + _ROW
+            return 0
         at = self._split(size, entry.body)
         if at:
             size, self._left = size - at, 0
@@ -47,9 +48,8 @@ class Room:
         return at
 
     def _split(self, size: int, body: bytes) -> int:
-        if self._left < (_WORTH_FILLING if size >= _LONG else _WORTH_FILLING_SHORT):
-            return 0
-        if _on_page(size) <= self._left and _left_beside(size) < _WORTH_FILLING:
+        fits = _on_page(size) <= self._left and _left_beside(size) < _WORTH_FILLING
+        if fits or self._left < _WORTH_FILLING:
             return 0
         at = min(self._left - _OF_ITS_OWN, len(body))
         while at < len(body) and body[at] & 0xC0 == 0x80:  # never inside a character
