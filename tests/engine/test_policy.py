@@ -192,6 +192,26 @@ async def test_nothing_is_shown_twice_when_a_run_leaves_with_unsaved_steps(make_
     assert [event.type for event in live].count("checkpointed") == 1
 
 
+async def test_a_step_says_when_it_began_and_ended_whenever_it_is_saved(
+    make_runtime: MakeRuntime, clock: ManualClock
+) -> None:
+    began = clock.now()
+
+    def passes(number: int) -> None:
+        clock.advance([1, 2, 4, 8, 16][number])
+        if number == 4:
+            raise LookupError("broken")
+
+    async with make_runtime(**LONG) as rt:
+        with pytest.raises(RunFailedError):
+            await rt.run(counting(CheckpointPolicy(every_n_steps=3), 9, passes), 0, id="r1")
+        events = [event async for event in rt.events("r1")]
+    # The third was saved as it ended, the fourth when the fifth had failed.
+    started = [event.time.timestamp() - began for event in events if event.type == "step_started"]
+    ended = [event.time.timestamp() - began for event in events if event.type == "step_completed"]
+    assert (started, ended) == ([0, 1, 3, 7, 15], [1, 3, 7, 15])
+
+
 async def test_checkpointed_is_shown_after_the_commit(make_runtime: MakeRuntime, make_store: MakeStore) -> None:
     store = WatchedStore(make_store())
     commits_when_seen: list[int] = []

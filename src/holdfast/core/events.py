@@ -23,9 +23,9 @@ def events_of(run: str, entry: Entry) -> list[Event]:
 
     if entry.kind == Kind.CHECKPOINT:
         # A step's start is not written by itself, so that a step costs one commit.
-        for name, started, ended in body.get("steps", ()):
+        for name, started, *ended in body.get("steps", ()):
             add("step_started", started, step=name)
-            add("step_completed", ended, step=name)
+            add("step_completed", ended[0] if ended else entry.at, step=name)
         add("checkpointed", entry.at, step=last_step(body), data=_rest(body))
     elif entry.kind == Kind.EMITTED:
         add(entry.kind, entry.at, data={"name": body["name"], "data": body["data"]})

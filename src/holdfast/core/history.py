@@ -5,7 +5,8 @@ against the checkpoint before it (`delta`, with `base`, the seq at which its seg
 lies before a checkpoint is dropped, it is written again with both `state` and the `base` it had:
 
     created     {"state", "branch": 0, "nonce", "from": null or "RUN@SEQ"}
-    checkpoint  {"steps": [[name, started, ended], ...], "delta", "base"} or {..., "state", "branch"}
+    checkpoint  {"steps": [[name, started, ended], ...], "delta", "base"} or {..., "state", "branch"};
+                a step that ended as its checkpoint was made does not say when
     rewound     {"state", "branch", "to": seq}
     completed   {"result"} when a step ended the run with End(result)
     others      what happened, for people and events; those of code inside a step are told in `core.journal`

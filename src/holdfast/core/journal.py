@@ -9,8 +9,8 @@ The body is named by its step's number, so that a step whose save was skipped by
 again. A task is named by the name and the arguments of its first call, so that gathered branches find
 their own results in whatever order they start or end.
 
-The bodies of the entries, each with `key`, `name`, `args` (a digest, or null) and `of`, the seq of the
-checkpoint that the step began with:
+The bodies of the entries, each with `key`, `name`, `args` (a digest, where they matter) and `of`, the seq of
+the checkpoint that the step began with:
 
     intent    {"on_doubt"}                        the call begins; no result behind it means that it is in doubt
     call      {"result"} {"error"} {"abandoned"}  how it ended, as the code that made it saw it

@@ -22,6 +22,7 @@ from holdfast.core.failures import describe, failure_of, failure_tree
 from holdfast.core.journal import Record
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.hands import StepRaised, finished, within
+from holdfast.engine.notes import told_of
 from holdfast.errors import CallFailedError, CallInDoubtError, HoldfastError, StepTimeoutError
 from holdfast.faults import fault
 from holdfast.model import Kind
@@ -234,8 +235,8 @@ class Calling:
         await self._write({"started": started, "abandoned": True, **({"doubt": True} if doubt else {})})
 
     async def _write(self, outcome: dict[str, Any], kind: Kind = Kind.CALL) -> None:
-        place, host = self._place, self._host
-        body = {"key": place.key, "name": place.name, "args": place.args, "of": host.writer.checkpoint_seq, **outcome}
+        host = self._host
+        body = {**told_of(self._place, host.writer), **outcome}
         if self._scope.starting or self._scope.unspawned:
             await self._scope.started(self._frame)  # a call that is found again does not spawn its children again
         seq = await host.notes.write(kind, body)

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from holdfast.context import Place
 from holdfast.engine.writer import Mark, RunWriter
 from holdfast.errors import HoldfastError, RunInterruptedError
 from holdfast.model import Entry, Kind, Mail
@@ -204,6 +205,14 @@ class Notes:
             self._timer.cancel()
             self._timer = None
         return [(note.kind, note.body) for note in left if note.kind is not None]
+
+
+def told_of(place: Place, writer: RunWriter) -> dict[str, Any]:
+    """What an entry says of where a verb was used."""
+    told: dict[str, Any] = {"key": place.key, "name": place.name, "of": writer.checkpoint_seq}
+    if place.args is not None:
+        told["args"] = place.args
+    return told
 
 
 def _told(error: Exception, run: str) -> HoldfastError:

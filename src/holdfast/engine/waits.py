@@ -18,6 +18,7 @@ from holdfast.core.events import when
 from holdfast.core.failures import failure_of, failure_tree
 from holdfast.core.history import Signal
 from holdfast.core.journal import Record, digest
+from holdfast.engine.notes import told_of
 from holdfast.errors import AnswerError, CallAbandonedError, HoldfastError, UsageError, WaitTimeoutError
 from holdfast.inside import NOTHING
 from holdfast.model import Kind
@@ -95,7 +96,7 @@ class Waits:
 
     async def _begin_wait(self, place: Place, body: dict[str, Any]) -> Record:
         host, seconds = self._host, body.get("seconds")
-        body = {"key": place.key, "name": place.name, "args": place.args, "of": host.writer.checkpoint_seq, **body}
+        body = {**told_of(place, host.writer), **body}
         body["at"] = host.clock.now()
         body["until"] = body.get("until") if seconds is None else body["at"] + seconds
         if body["wait"] == "ask":
@@ -235,7 +236,7 @@ class Waits:
     ) -> None:
         """Commit what the wait came to, and let its code go on."""
         place, host = parked.place, self._host
-        body = {"key": place.key, "name": place.name, "args": place.args, "of": host.writer.checkpoint_seq, **outcome}
+        body = {**told_of(place, host.writer), **outcome}
         self._open.pop(place.key, None)
         others = describe(*self._open.values()) if self._open else None
         seq = await host.notes.write(kind, body, take=take, waiting_for=others)

@@ -19,6 +19,7 @@ from holdfast.model import Commit, Entry, Head, HeadChange, Kind, Mail, Refusal,
 
 StepTaken = tuple[str, float, float]
 Mark = tuple[Kind, dict[str, Any]]
+_AT_ONCE = 0.001
 
 _RUNNING, _CHECKPOINT = RunStatus.RUNNING, Kind.CHECKPOINT  # looked at in every step, and slow to find in their enums
 
@@ -246,12 +247,13 @@ class RunWriter:
     def _checkpoint(
         self, seq: int, progress: Progress, extra: dict[str, Any] | None, now: float, cursor: bytes, *, whole: bool
     ) -> tuple[Entry, Segment]:
+        steps = _told(progress.steps, now)
         body, segment = self.segment.next(
             seq,
             self.tree,
             progress.tree,
             self.branch,
-            {"steps": progress.steps, **extra} if extra else {"steps": progress.steps},
+            {"steps": steps, **extra} if extra else {"steps": steps},
             known=progress.change,
             beside=self.beside,
             pending=self.pending,
@@ -347,6 +349,13 @@ class _Landed(msgspec.Struct, gc=False):
     change: HeadChange | None
     progress: Progress | None
     segment: Segment
+
+
+def _told(steps: Sequence[StepTaken], now: float) -> Sequence[Any]:
+    """The steps as an entry of now tells them: when it was made is when the last one ended, nearly always."""
+    if not steps or abs(now - steps[-1][2]) > _AT_ONCE:
+        return steps
+    return [*steps[:-1], steps[-1][:2]]
 
 
 def _last_checkpoint(entries: Sequence[Entry]) -> Entry:

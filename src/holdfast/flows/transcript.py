@@ -58,7 +58,8 @@ class Transcript:
             self.say(message)
             return
         tree, place = self._encoded(message), len(self)
-        self._append(tree, {**tree, "content": None})
+        # Its last key, so that putting it there gives the message as it is.
+        self._append(tree, {key: value for key, value in tree.items() if key != "content"})
         self._change.append(["recall", ["messages", place, "content"], seq])
 
     def _encoded(self, message: dict[str, Any]) -> Any:
