@@ -109,11 +109,13 @@ async def test_neither_row_of_what_is_refused_is_written(
 async def test_a_beginning_goes_with_its_entry(store: SqliteStore) -> None:
     written = await write(store, [700] * 20)
     await write(store, [700] * 20, run="other")
-    whole = long(12, 60)
-    change = HeadChange(floor=12)
+    kept = int(ask(store, "select max(id & 4294967295) from entries where id >> 32 = 1 and begun"))
+    whole = long(kept, 60)
+    change = HeadChange(floor=kept)
     assert (await store.commit([of("run", rebase=whole, change=change)]))[0].refused is None
-    assert await store.read_entries("run") == [whole, *written[12:]]
+    assert await store.read_entries("run") == [whole, *written[kept:]]
     assert await store.inspect() == []
+    assert ask(store, "select count(*) from entries where begun") == beginnings(store) > 0
     await store.commit([of("run", change=HeadChange(owner=None)), of("other", change=HeadChange(owner=None))])
     assert await store.delete_run("run")
     assert await store.delete_run("other")

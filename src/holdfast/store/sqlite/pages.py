@@ -20,36 +20,41 @@ _WHOLE = PAGE_BYTES - 35  # a row up to this size lies on its page wholly
 _LEAST = (PAGE_BYTES - 12) * 32 // 255 - 23  # of a longer one, at least this much does
 _OVERFLOW = PAGE_BYTES - 4  # what each page beside holds of it
 _ROW = 7  # what a row takes beside its columns: where it lies, how long it is, which one it is
-_COLUMNS = 40  # the columns of an entry beside kind, cursor and body, and what tells them apart
-_OF_ITS_OWN = 18 + _ROW  # what a row takes that holds nothing but the beginning of a body
+_COLUMNS = 41  # the columns of an entry beside kind, cursor and body, and what tells them apart
+_OF_ITS_OWN = 19 + _ROW  # what a row takes that holds nothing but the beginning of a body
 
 _WORTH_FILLING = 2 * _OF_ITS_OWN
+_LONG = PAGE_BYTES // 2
 
 
 class Room:
     """What is left of the log's last page, as far as this process knows."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_has_long", "_left")
 
     def __init__(self) -> None:
         self._left = 0
+        self._has_long = False
+        """Whether a part of a long entry lies on the page."""
 
     def take(self, entry: Entry) -> int:
         """Where to split the body of an entry that is written now; 0 where it stays whole."""
         size = _COLUMNS + len(entry.kind) + len(entry.cursor) + len(entry.body)
-        if size <= _WHOLE and size + _ROW <= self._left:  # most entries
+        if size < _LONG and size + _ROW <= self._left:  # most entries
             self._left -= size + _ROW
             return 0
         at = self._split(size, entry.body)
-        if at:
-            size, self._left = size - at, 0
-        taken = _on_page(size)
-        self._left = (self._left if taken <= self._left else _ROOM) - taken
+        taken = _on_page(size - at)
+        if at or taken > self._left:
+            self._left, self._has_long = _ROOM, False
+        self._left -= taken
+        self._has_long = self._has_long or size >= _LONG
         return at
 
     def _split(self, size: int, body: bytes) -> int:
-        fits = _on_page(size) <= self._left and _left_beside(size) < _WORTH_FILLING
-        if fits or self._left < _WORTH_FILLING:
+        if self._left < _WORTH_FILLING or (size < _LONG and not self._has_long):
+            return 0  # short entries fill a page well enough by themselves, and a second row takes time
+        if _on_page(size) <= self._left and _left_beside(size) < _WORTH_FILLING:
             return 0
         at = min(self._left - _OF_ITS_OWN, len(body))
         while at < len(body) and body[at] & 0xC0 == 0x80:  # never inside a character

@@ -6,7 +6,7 @@
              together; id = n << 32 | seq finds the entries of a run (a rowid table stores 2 KB
              entries in half the bytes of WITHOUT ROWID); `body` comes last so that lists need
              not read through it. A row without an id holds the beginning of the body of the
-             entry right behind it, to fill a page (see pages)
+             entry right behind it, which is `begun` there to fill a page (see pages)
     inbox    mail; keyed mail stays as taken so that its key is never accepted again
     owners   who said when to be alive for how long
 
@@ -62,6 +62,7 @@ MIGRATIONS: list[str] = [
         at real not null,
         cursor text not null,
         "check" text not null,
+        begun integer not null,
         body text not null
     );
     create unique index entries_by_id on entries (id) where id is not null;

@@ -49,10 +49,10 @@ def _append(entries: int) -> str:
     run between the check and the write. A row without a seq is the beginning of the body of the next one.
     """
     return f"""
-    insert or ignore into entries (id, kind, fence, at, cursor, "check", body)
-    with given (run, owner, fence, after, seq, kind, at, cursor, "check", body) as
-      (values {", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * entries)})
-    select (n << 32) | seq, kind, g.fence, at, cursor, "check", body from given g cross join runs r
+    insert or ignore into entries (id, kind, fence, at, cursor, "check", begun, body)
+    with given (run, owner, fence, after, seq, kind, at, cursor, "check", begun, body) as
+      (values {", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * entries)})
+    select (n << 32) | seq, kind, g.fence, at, cursor, "check", begun, body from given g cross join runs r
     where r.id = g.run and r.owner = g.owner and r.fence = g.fence
       and (after = {NEW_LOG} or exists (select 1 from entries e where e.id = (n << 32) | after))
 """
@@ -77,7 +77,8 @@ LAST_SEQ = """
 """
 HAS_ENTRY = "select 1 from entries where id = ((select n from runs where id = ?1) << 32) | ?2"
 REPLACE_ENTRY = """
-    update entries set kind = ?3, fence = ?4, at = ?5, cursor = ?6, "check" = ?7, body = ?8 where id = (?1 << 32) | ?2
+    update entries set kind = ?3, fence = ?4, at = ?5, cursor = ?6, "check" = ?7, begun = 0, body = ?8
+    where id = (?1 << 32) | ?2
 """
 # Both drop the beginnings of bodies with their entries; the first one also that of the entry it stops at, which was
 # replaced as a whole.
@@ -103,14 +104,14 @@ POST_MAIL = "insert or ignore into inbox (n, kind, body, key, at) values (?, ?, 
 
 READ_ENTRIES = """
     select id & 4294967295, kind, fence, at, cursor, body, "check",
-      (select b.body from entries b where b.place = e.place - 1 and b.id is null)
+      case when begun then (select b.body from entries b where b.place = e.place - 1 and b.id is null) end
     from entries e where id > (?1 << 32) | ?2 and id <= (?1 << 32) | ?3 order by id limit ?4
 """
 # Rows that belong to no run: entries of none, and beginnings of a body without the entry behind them.
 COUNT_STRAY = """
     select count(*) from entries e
     where coalesce(id, (select f.id from entries f where f.place = e.place + 1)) >> 32 not in (select n from runs)
-       or (id is null and not exists (select 1 from entries f where f.place = e.place + 1 and f.id is not null))
+       or (id is null and not exists (select 1 from entries f where f.place = e.place + 1 and f.begun))
 """
 CLAIM = """
     update runs set owner = ?2, fence = fence + 1, attempt = attempt + 1 where n = ?1

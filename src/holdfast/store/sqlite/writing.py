@@ -174,9 +174,10 @@ def _bindings(commit: Commit, room: Room) -> list[tuple[Any, ...]]:
         after = rows[0][3] if rows else e.seq - 1 if commit.create is None else sql.NEW_LOG
         body, at = e.body, room.take(e)
         if at:
-            rows.append((run, owner, fence, after, None, "", 0, "", "", body[:at].decode()))
+            rows.append((run, owner, fence, after, None, "", 0, "", "", 0, body[:at].decode()))
             body = body[at:]
-        rows.append((run, owner, fence, after, e.seq, e.kind, e.at, e.cursor.decode(), e.check, body.decode()))
+        begun = 1 if at else 0
+        rows.append((run, owner, fence, after, e.seq, e.kind, e.at, e.cursor.decode(), e.check, begun, body.decode()))
     return rows
 
 
