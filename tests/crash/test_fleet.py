@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import Counter
 from contextlib import closing
@@ -42,7 +43,7 @@ async def test_a_run_whose_commit_is_cut_off_goes_on_where_the_log_ends(
 
     flow: Pipeline[list[int]] = Pipeline("cut", advance, total=STEPS)
     with PostgresProxy(postgres.port) as proxy, postgres.schema() as schema:
-        async with Runtime(postgres.url(schema, port=proxy.port)) as rt:
+        async with asyncio.timeout(60), Runtime(postgres.url(schema, port=proxy.port)) as rt:
             await rt.run(flow, [], id="warm")
             for number in itertools.count():
                 begun.clear()
