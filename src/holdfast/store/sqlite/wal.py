@@ -8,26 +8,30 @@ from collections.abc import Callable
 
 import apsw
 
+from holdfast.store.sqlite.pages import PAGE_BYTES
+
 MOVE_AT_PAGES = 4000
-WARM_AT_COMMITS = 8
-WARM_BYTES = 800_000
+GROW_AT_COMMITS = 8
+GROW_PAGES = 800
+AHEAD_PAGES = 200
+FRAME_BYTES = PAGE_BYTES + 24
 
 
 class WalKeeper:
     """A background thread that moves the WAL into the file and lets it grow in one go.
 
-    A WAL that has already grown commits nearly twice as fast as a fresh one, because overwriting beats
-    allocating: after the first few commits 0.8 MB of zeros are put behind its end. SQLite reads
-    frames only as far as it has written them, and while the keeper holds the write lock nobody appends.
-    A short run never pays for that.
+    Commits are nearly twice as fast where the WAL has been before, because overwriting beats allocating: so
+    0.8 MB of zeros are put behind its end, and again before they are used up. SQLite reads frames only as
+    far as it has written them, and while the keeper holds the write lock nobody appends. That takes a few
+    commits to be worth it: a short run, and one that writes as much in a single commit, never pay for it.
     """
 
     def __init__(self, lock: threading.Lock, writer: apsw.Connection, connect: Callable[[], apsw.Connection]) -> None:
         self._lock, self._writer, self._connect = lock, writer, connect
         self._wake = threading.Event()
         self._stopped = False
-        self._commits = self._pages = 0
-        self._warm = False
+        self._commits = self._pages = self._ready = 0
+        """Commits since it has grown; pages that are in use; pages that it has room for."""
         self._thread: threading.Thread | None = None
 
     def watch(self, writer: apsw.Connection) -> None:
@@ -38,12 +42,15 @@ class WalKeeper:
         """Called by SQLite after each commit, on the writer's thread: only looks whether there is work."""
         self._commits += 1
         self._pages = pages
-        if pages >= MOVE_AT_PAGES or (self._commits == WARM_AT_COMMITS and not self._warm):
+        if pages >= MOVE_AT_PAGES or self._is_short():
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="holdfast-wal", daemon=True)
                 self._thread.start()
             self._wake.set()
         return apsw.SQLITE_OK
+
+    def _is_short(self) -> bool:
+        return self._commits >= GROW_AT_COMMITS and self._pages + AHEAD_PAGES > self._ready
 
     def stop(self) -> None:
         """End the thread. The last connection to close moves what is left."""
@@ -60,8 +67,7 @@ class WalKeeper:
             if self._stopped:
                 return
             try:
-                if not self._warm:
-                    self._warm = True
+                if self._is_short():
                     self._grow(connection)
                 if self._pages >= MOVE_AT_PAGES:
                     self._move(connection)
@@ -74,9 +80,10 @@ class WalKeeper:
             with self._lock:
                 connection.execute("begin immediate")
                 try:
-                    end = os.fstat(file).st_size
-                    if 0 < end < WARM_BYTES:
-                        os.pwrite(file, bytes(WARM_BYTES - end), end)
+                    self._commits, self._ready = 0, self._pages + GROW_PAGES
+                    end, needed = os.fstat(file).st_size, self._ready * FRAME_BYTES
+                    if 0 < end < needed:
+                        os.pwrite(file, bytes(needed - end), end)
                 finally:
                     connection.execute("rollback")
             os.fdatasync(file)  # so that no commit has to wait for all of it
