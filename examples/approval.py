@@ -11,6 +11,7 @@ first counts. The run lives in .holdfast/runs.db, or where $HOLDFAST_STORE says.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -18,7 +19,7 @@ import holdfast
 from holdfast import blocking, flow
 from holdfast.errors import HoldfastError, RunInterruptedError, RunWaitingError
 
-SECONDS_PER_CALL = 0.5
+SECONDS_PER_CALL = float(os.environ.get("SECONDS_PER_CALL", "0.5"))
 
 
 def write_draft(topic: str) -> str:

@@ -14,6 +14,7 @@ The run lives in .holdfast/runs.db, or where $HOLDFAST_STORE says.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from typing import Any
 
@@ -22,7 +23,7 @@ from holdfast import Agent, Phase, blocking, tool
 from holdfast.errors import HoldfastError, RunInterruptedError, RunWaitingError
 from holdfast.testing import ScriptedModel, wants
 
-SECONDS_PER_CALL = 0.3
+SECONDS_PER_CALL = float(os.environ.get("SECONDS_PER_CALL", "0.3"))
 
 FACTS = {
     "moon": "The Moon raises two bulges of water.",

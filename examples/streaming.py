@@ -12,6 +12,7 @@ missed nothing and saw nothing twice. The run lives in .holdfast/runs.db, or whe
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 
@@ -19,7 +20,7 @@ import holdfast
 from holdfast import Event, Runtime, call, emit, flow, progress
 from holdfast.errors import RunInterruptedError
 
-SECONDS_PER_WORD = 0.05
+SECONDS_PER_WORD = float(os.environ.get("SECONDS_PER_WORD", "0.05"))
 WORDS = ("tide", "moon", "sea", "shore", "wind", "wave", "salt", "sand")
 
 

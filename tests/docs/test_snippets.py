@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import warm
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -25,9 +25,7 @@ def snippets() -> list[tuple[str, str]]:
 def test_the_snippet_runs(name: str, code: str, tmp_path: Path) -> None:
     script = tmp_path / "snippet.py"
     script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, script], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
+    done = warm.run(script, check=False, cwd=tmp_path)
     assert done.returncode == 0, f"{name}\n{done.stderr}"
 
 

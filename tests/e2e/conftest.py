@@ -1,4 +1,7 @@
-"""A folder with a small program in it, and the command line as a real process there."""
+"""A folder with a small program in it, and the command line as a real process there.
+
+Its processes are warm ones (`warm`), but for those whose environment is about the start of an interpreter.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from warm import WarmPopen
 
 APP = """
 import os
@@ -64,29 +69,23 @@ class Cli:
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """The command as a process that is under way."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast", *arguments],
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = self._open(arguments, environment, stdin=subprocess.DEVNULL)
         self._live.append(process)
         return process
 
     def __call__(self, *arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         """The command, done."""
-        return subprocess.run(
-            [sys.executable, "-m", "holdfast", *arguments],
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        with self._open(arguments, environment, stdin=subprocess.PIPE) as process:
+            output = process.communicate(stdin)
+        return subprocess.CompletedProcess(arguments, process.returncode, *output)
+
+    def _open(self, arguments: Sequence[str], environment: dict[str, str], stdin: int) -> subprocess.Popen[str]:
+        command = ["-m", "holdfast", *arguments]
+        settings: Any = {"cwd": self.folder, "env": {**self.environment, **environment}, "text": True}
+        settings |= {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        if any(name.startswith(("PYTHON", "LANG", "LC_")) for name in environment):
+            return subprocess.Popen([sys.executable, *command], **settings)
+        return WarmPopen(command, **settings)
 
     def json(self, *arguments: str, **environment: str) -> Any:
         """What the command prints with --json."""
@@ -96,8 +95,9 @@ class Cli:
         """What a person sees of the command, in black and white."""
         leader, follower = pty.openpty()
         environment = {**self.environment, "COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "xterm"}
-        command = [sys.executable, "-m", "holdfast", *arguments]
-        subprocess.run(command, cwd=self.folder, env=environment, stdout=follower, stderr=follower, check=True)
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": follower, "stderr": follower}
+        with WarmPopen(["-m", "holdfast", *arguments], cwd=self.folder, env=environment, **streams) as process:
+            assert process.wait() == 0
         os.close(follower)
         seen = b""
         with suppress(OSError):  # how a terminal ends that nobody writes to any more

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,6 +26,7 @@ from holdfast.errors import (
 from holdfast.model import Mail, Posted
 from holdfast.store.base import Store
 from holdfast.testing import ManualClock
+from warm import WarmPopen
 from watched import WatchedStore, kill
 
 MakeRuntime = Callable[..., Runtime]
@@ -448,10 +448,10 @@ RESULT = f"result: Company(name='Nordic Tides', facts={FACTS}, score=0.12)"
 
 def lines_of(store: str, *arguments: str, until: tuple[str, int] | None = None) -> list[str]:
     """What the example prints; killed when it begins a line with this for the n-th time."""
-    command = [sys.executable, str(EXAMPLE), *arguments]
+    command = [EXAMPLE, *arguments]
     lines: list[str] = []
     env = os.environ | {"HOLDFAST_STORE": store}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+    with WarmPopen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line.rstrip())
