@@ -17,6 +17,7 @@ from holdfast.engine.committer import Committer
 from holdfast.errors import StoreError, StoreUnavailableError
 from holdfast.model import HeadChange, Mail, Posted, Query, Refusal
 from holdfast.store.postgres import PostgresStore
+from holdfast.store.postgres.connections import POOL_SIZE
 from holdfast.testing.build import ALICE, BOB, commit, create, owner
 from servers.pgproxy import PgProxy, pgproxy_to
 from servers.postgres import PostgresServer
@@ -207,6 +208,26 @@ async def test_a_connection_that_was_cut_while_nobody_used_it_is_replaced(store:
         await asyncio.to_thread(store.beat, owner(ALICE), 60.0)
         assert (await store.read_heads(["run"]))[0] is not None
         assert await store.post_mail("run", Mail("send")) is Posted.ACCEPTED
+
+
+async def test_when_the_server_has_closed_every_connection_the_next_call_gets_a_new_one_at_once(
+    direct: PostgresStore, postgres: PostgresServer
+) -> None:
+    """As after a restart. The pool's own check would rest for one, two and four seconds first."""
+    assert direct._opened is not None
+    all_here, gone = asyncio.Barrier(POOL_SIZE), "select 1 from pg_stat_activity where pid = any (%s)"
+
+    async def work(connection: Any) -> int:
+        await all_here.wait()
+        return int(connection.info.backend_pid)
+
+    used = list(await asyncio.gather(*(direct._opened[0].do(work) for _ in range(POOL_SIZE))))
+    with postgres.connect() as admin:
+        admin.execute("select pg_terminate_backend(pid) from unnest(%s::int[]) pid", (used,))
+        while admin.execute(gone, (used,)).fetchall():
+            await asyncio.sleep(0.01)
+    async with asyncio.timeout(3.0):
+        assert await direct.post_mail("run", Mail("send")) is Posted.NO_RUN
 
 
 async def test_after_a_restart_of_the_server_the_next_call_works(own: PostgresServer) -> None:

@@ -67,7 +67,6 @@ class Connections:
             address.conninfo,
             kwargs={"autocommit": True, "cursor_factory": AsyncRawCursor},
             configure=self._configure,
-            check=_check,
             min_size=0,
             max_size=POOL_SIZE,
             timeout=_WAIT_FOR_CONNECTION,
@@ -139,7 +138,7 @@ class Connections:
     @asynccontextmanager
     async def _borrowed(self) -> AsyncIterator[AsyncConnection]:
         try:
-            connection = await self._pool.getconn()
+            connection = await self._living()
         except PoolTimeout:
             # Somebody else's fault, or all are in use: connecting once more tells which.
             await (await self.connect()).close()
@@ -148,6 +147,19 @@ class Connections:
             yield connection
         finally:
             await self._pool.putconn(connection)
+
+    async def _living(self) -> AsyncConnection:
+        """One of the pool that the server has not closed meanwhile, as it closes all of them when it is restarted.
+
+        The pool could look itself, but rests after each that it finds closed, for a second, two, four.
+        """
+        for _ in range(POOL_SIZE):
+            connection = await self._pool.getconn()
+            if not is_lost(connection):
+                return connection
+            await connection.close()
+            await self._pool.putconn(connection)  # which makes another one in its place
+        return await self._pool.getconn()
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.get_running_loop().create_task(work)
@@ -189,8 +201,3 @@ def is_lost(connection: AsyncConnection) -> bool:
         connection.pgconn.is_busy()
         return connection.closed or bool(poll.poll(0))
     return True
-
-
-async def _check(connection: AsyncConnection) -> None:
-    if is_lost(connection):
-        raise psycopg.OperationalError("the server has closed the connection")
