@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from holdfast import Runtime
+from holdfast.cli import working
+from holdfast.model import Owner
+from holdfast.store.sqlite import SqliteStore
 
 TIDES = '{"topic": "tides"}'
 
@@ -164,3 +172,25 @@ def test_what_makes_no_sense_is_one_line_and_nothing_is_written(cli: Any, argume
     assert problem in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (cli.folder / ".holdfast" / "runs.db").exists() or "no runs" in cli("ls").stderr
+
+
+async def test_a_worker_that_is_told_to_stop_while_it_begins_ends_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It asks who else there is when it begins; by the time of the answer its store may be closed."""
+
+    class Slow(SqliteStore):
+        closed = asyncio.Event()
+
+        async def list_owners(self) -> list[Owner]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await self.closed.wait()
+            return await super().list_owners()
+
+        async def close(self) -> None:
+            await super().close()
+            self.closed.set()
+
+    async with asyncio.timeout(20):
+        await working._work(Runtime(Slow(tmp_path / "runs.db"), recover=True), None, ["report"])
+    assert capsys.readouterr().err.endswith("stopped; every run was handed back\n")

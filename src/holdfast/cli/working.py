@@ -22,6 +22,7 @@ from holdfast.cli.options import json_option, meta_option, read_json, read_meta,
 from holdfast.cli.output import as_json, out, print_table, say, shown, time_of
 from holdfast.core.ids import check_id
 from holdfast.engine.staff import why_not_taken
+from holdfast.errors import StoreError
 from holdfast.model import Event, Run, RunStatus, Worker
 from holdfast.runtime import Runtime
 
@@ -169,7 +170,11 @@ async def _greet(runtime: Runtime, flows: list[str]) -> None:
     queues = "every queue" if me.queues is None else f"the queues {', '.join(me.queues)}"
     served = f"{shown(', '.join(flows))} from {shown(queues)}, {me.concurrency} at once"
     say(f"worker {shown(me.name)} takes runs of {served}")
-    for one in await runtime.workers():
+    try:
+        staff = await runtime.workers()
+    except StoreError:
+        return  # told to stop by now, or the server is away for a moment: neither ends a worker that has begun
+    for one in staff:
         if one.alive and one.name == me.name and one.id != me.id:
             say(f"{shown(me.name)} is also the name of another one, {one.id}; this is {me.id}. --name tells them apart")
 
