@@ -129,17 +129,20 @@ class _Parent:
         self._control, self._tellers = control, dict[int, socket.socket]()
         self._awake, self._waking = socket.socketpair()
         self._waking.setblocking(False)
+        self._ready = select.poll()  # `select` itself takes no descriptor above 1023
+        self._ready.register(control, select.POLLIN)
+        self._ready.register(self._awake, select.POLLIN)
         signal.set_wakeup_fd(self._waking.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> Request:
         """Returns in the processes that are asked for, with what they are to be. Raises SystemExit at the end."""
         while True:
-            ready, _, _ = select.select([self._control, self._awake], [], [])
-            if self._awake in ready:
+            ready = {descriptor for descriptor, _ in self._ready.poll()}
+            if self._awake.fileno() in ready:
                 self._awake.recv(4096)
                 self._bury()
-            if self._control in ready:
+            if self._control.fileno() in ready:
                 asked, told, *streams = self._next()
                 child = os.fork()
                 if child == 0:
