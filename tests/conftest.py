@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,19 @@ from servers.postgres import PostgresServer, shared_server
 
 MakeStore = Callable[[], Store]
 MakeRuntime = Callable[..., Runtime]
+
+IN_MEMORY = Path("/dev/shm")
+ROOM = 2 * 1024**3
+
+
+def pytest_configure() -> None:
+    """Let temporary files lie in memory where there is room for them, and nobody has said where they are to lie.
+
+    A process that is killed leaves there what it leaves on a disk. What a disk may lose is tested by simulated power
+    cuts; `TMPDIR=/tmp make test` and `make torture` use the disk.
+    """
+    if "TMPDIR" not in os.environ and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ROOM:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
 
 
 @pytest.fixture

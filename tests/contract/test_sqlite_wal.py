@@ -46,11 +46,14 @@ async def test_room_is_made_again_before_it_is_used_up(tmp_path: Path) -> None:
     place = tmp_path / "runs.db"
     ends: list[int] = []
 
+    def room(log: bytes) -> int:
+        return len(log) - len(log.rstrip(b"\0"))
+
     async def advance(index: int, state: str) -> str:
         log = place.with_name("runs.db-wal")
         if index >= wal.GROW_AT_COMMITS:
             async with asyncio.timeout(20):
-                while log.stat().st_size < sum(map(len, written)) + wal.AHEAD_PAGES * wal.FRAME_BYTES // 2:
+                while room(log.read_bytes()) < wal.AHEAD_PAGES * wal.FRAME_BYTES // 2:
                     await asyncio.sleep(0.001)
             ends.append(log.stat().st_size)
         written.append(str(index).zfill(10_000))
@@ -60,7 +63,7 @@ async def test_room_is_made_again_before_it_is_used_up(tmp_path: Path) -> None:
     async with Runtime(f"sqlite:{place}") as rt:
         await rt.run(Pipeline("long steps", advance, total=200), "")
     assert len(written) == 200
-    assert 2 <= len(set(ends)) <= 5
+    assert 2 <= len(set(ends)) <= 10  # five times in all, and each of them may be seen half done
 
 
 async def test_a_short_run_does_not_pay_for_room(tmp_path: Path) -> None:
