@@ -16,9 +16,6 @@ from holdfast.store.base import Store
 
 _TURN = 0.002
 _LARGE = 256 * 1024
-_EVERYTHING = 1 << 30
-# A server works on one batch while the loop prepares the next: smaller ones let them work side by side.
-_AT_A_SERVER = 125
 _Waiters = list["asyncio.Future[Reply]"]
 
 
@@ -36,7 +33,7 @@ class Committer:
         self.heard_at = 0.0
         """When the store last replied, on the loop's clock."""
         self._writing: asyncio.Task[None] | None = None
-        self._most = _EVERYTHING if "inline" in store.capabilities else _AT_A_SERVER
+        self._most = store.most_together
 
     def commit(self, commit: Commit) -> Awaitable[Reply]:
         """What the store replies. Cancelling the wait does not take the commit back."""

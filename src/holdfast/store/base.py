@@ -36,6 +36,10 @@ class Store(ABC):
     inline: `try_commit` works, so one commit needs no change of thread.
     """
 
+    most_together = 125
+    """How many commits a batch has at most. The store works on one batch while the loop prepares the next: with smaller
+    ones they work side by side, with larger ones more commits share what a batch costs."""
+
     @abstractmethod
     async def open(self) -> None:
         """Make the store ready: create it, or bring its schema up to date. Opening twice equals once.

@@ -26,6 +26,7 @@ class MemoryStore(Store):
     """
 
     capabilities = frozenset({"inline"})
+    most_together = 1 << 30
 
     def __init__(self, clock: Clock | None = None, keep: bool = True) -> None:
         self._clock = clock or SystemClock()

@@ -48,6 +48,7 @@ class FilesStore(Store):
     """
 
     capabilities = frozenset({"durable", "shared", "inline"})
+    most_together = 1 << 30
 
     def __init__(
         self, root: str | os.PathLike[str], *, clock: Clock | None = None, durability: Durability = "power"

@@ -51,7 +51,7 @@ def _append(entries: int) -> str:
     return f"""
     insert or ignore into entries (id, kind, fence, at, cursor, "check", begun, body)
     with given (run, owner, fence, after, seq, kind, at, cursor, "check", begun, body) as
-      (values {", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * entries)})
+      (values {",".join(["(?,?,?,?,?,?,?,?,?,?,?)"] * entries)})
     select (n << 32) | seq, kind, g.fence, at, cursor, "check", begun, body from given g cross join runs r
     where r.id = g.run and r.owner = g.owner and r.fence = g.fence
       and (after = {NEW_LOG} or exists (select 1 from entries e where e.id = (n << 32) | after))
@@ -63,11 +63,18 @@ TOGETHER = 16  # entries; fewer calls of SQLite for each, and more would not sav
 APPEND_TOGETHER = _append(TOGETHER)
 # For a step by itself; its row, if it is written, says whether there is any mail in the store.
 APPEND_STEP = f"{APPEND_ENTRY} returning exists (select 1 from inbox where taken = 0)"
-# The same for one whose body is laid out as two rows: neither is written when its place is taken.
-APPEND_SPLIT_STEP = f"""
-    {_append(2)} and not exists (select 1 from entries e where e.id = ((n << 32) | after) + 1)
-    returning exists (select 1 from inbox where taken = 0)
-"""
+
+
+@cache
+def append_steps(rows: int) -> str:
+    """The statement for steps that is its own transaction: of one whose place is taken no row is written."""
+    return f"{_append(rows)} and not exists (select 1 from entries e where e.id = ((n << 32) | after) + 1)"
+
+
+APPEND_SPLIT_STEP = f"{append_steps(2)} returning exists (select 1 from inbox where taken = 0)"
+MOST_STEPS = 250  # each takes two rows at most, and the text of the statement stays among those that are kept
+NO_ROW = (None,) * 11
+"""What any of these statements makes nothing of."""
 FIND_OWNED = "select n from runs where id = ? and owner = ? and fence = ?"
 FIND_RUN = "select n from runs where id = ?"
 LAST_SEQ = """
@@ -76,6 +83,8 @@ LAST_SEQ = """
       and (select n from runs where id = ?1) << 32 | 4294967295
 """
 HAS_ENTRY = "select 1 from entries where id = ((select n from runs where id = ?1) << 32) | ?2"
+LAST_PLACE = "select max(place) from entries"
+WRITTEN_SINCE = f"{HAS_ENTRY} and fence = ?3 and place > ?4"
 REPLACE_ENTRY = """
     update entries set kind = ?3, fence = ?4, at = ?5, cursor = ?6, "check" = ?7, begun = 0, body = ?8
     where id = (?1 << 32) | ?2

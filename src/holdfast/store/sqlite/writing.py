@@ -3,12 +3,12 @@
 Nearly always every commit of a batch is accepted. So it is first written as if that were so, with one
 call for all runs and statements that write nothing where a fence, an owner or a seq does not fit; the
 number of rows written then tells whether all did. If not, it is taken back and each commit is looked at
-by itself. A single usual step is one statement, which is its own transaction.
+by itself. Usual steps, one or many, are one statement, which is its own transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -20,6 +20,7 @@ from holdfast.store.sqlite import sql
 from holdfast.store.sqlite.pages import Room
 
 _ACCEPTED = Reply()
+_FEW, _ROUND = 16, 32
 
 
 def finish(connection: apsw.Connection) -> None:
@@ -29,21 +30,30 @@ def finish(connection: apsw.Connection) -> None:
     fault("commit.after")
 
 
-def write_batch(connection: apsw.Connection, room: Room, batch: Sequence[Commit]) -> list[Reply]:
-    """Every commit of the batch in one transaction; a refused one has written nothing."""
+def write_batch(
+    connection: apsw.Connection, room: Room, batch: Sequence[Commit], entering: Callable[[], object] = bool
+) -> list[Reply]:
+    """Every commit of the batch in one transaction; a refused one has written nothing.
+
+    `entering` is called when only SQLite is at work from then on, or for most of what is left.
+    """
     if not batch:
         return []
+    refusals: list[Refusal | None]
     if len(batch) == 1 and _is_step(batch[0]):
         mail = _write_step(connection, room, batch[0])
         if mail == 0:
             return [_ACCEPTED]
         refusals = [None] if mail else [_refusal(connection, batch[0])]
+    elif _are_steps(batch):
+        refusals = _write_steps(connection, room, batch, entering)
     else:
         connection.execute("begin immediate")
         if len(batch) > 1 and _write_all(connection, room, batch):
             refusals = [None] * len(batch)
         else:
             refusals = [_write_one(connection, room, commit) for commit in batch]
+        entering()
         finish(connection)
     if connection.execute(sql.ANY_MAIL).get is None:
         return [_ACCEPTED if refusal is None else Reply(refusal) for refusal in refusals]
@@ -70,6 +80,39 @@ def _write_step(connection: apsw.Connection, room: Room, commit: Commit) -> int 
         mail = mail and mail[0]  # each of the two rows says it
     fault("commit.after")
     return None if mail is None else int(mail)
+
+
+def _are_steps(batch: Sequence[Commit]) -> bool:
+    """Whether one statement can write them all. What one commit of a run writes decides about its next one."""
+    distinct = len({commit.run for commit in batch}) == len(batch)
+    return distinct and len(batch) <= sql.MOST_STEPS and all(map(_is_step, batch))
+
+
+def _write_steps(
+    connection: apsw.Connection, room: Room, batch: Sequence[Commit], entering: Callable[[], object]
+) -> list[Refusal | None]:
+    """Write the steps of many runs with one statement, which is their transaction."""
+    rows: list[tuple[Any, ...]] = []
+    for commit in batch:
+        rows += _bindings(commit, room)
+    expected = len(rows)
+    # A statement for every number of rows would have to be made anew nearly every time.
+    rows += [sql.NO_ROW] * (-expected % (_ROUND if expected > _FEW else 1))
+    values = [*chain.from_iterable(rows)]
+    before = connection.execute(sql.LAST_PLACE).get or 0
+    fault("commit.before")
+    entering()
+    connection.execute(sql.append_steps(len(rows)), values)
+    fault("commit.after")
+    if connection.changes() == expected:
+        return [None] * len(batch)
+    return [_refused_since(connection, commit, before) for commit in batch]
+
+
+def _refused_since(connection: apsw.Connection, commit: Commit, before: int) -> Refusal | None:
+    """Why a step is not among the entries that came behind that place; None when it is. Nobody else has its fence."""
+    step = (commit.run, commit.entries[0].seq, commit.fence, before)
+    return None if connection.execute(sql.WRITTEN_SINCE, step).get else _refusal(connection, commit)
 
 
 def _write_all(connection: apsw.Connection, room: Room, batch: Sequence[Commit]) -> bool:
