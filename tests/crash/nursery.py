@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Report = dict[str, Any]
+_ANOTHER = b"another nursery"
 
 
 class Child:
@@ -79,13 +80,20 @@ class Child:
 class Nursery:
     """Starts children, one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, like: Nursery | None = None) -> None:
+        """With `like`, what that one has imported is not imported again."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        command = [sys.executable, "-m", f"{__package__}.nursery", str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
-        theirs.close()
         self._child: Child | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        if like is None:
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+            command = [sys.executable, "-m", f"{__package__}.nursery", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+        else:
+            assert like._child is None, "a nursery with a child has no time for it"
+            socket.send_fds(like._control, [_ANOTHER], [theirs.fileno()])
+            assert like._control.recv(64) == _ANOTHER
+        theirs.close()
 
     def start(self, program: str, **arguments: Any) -> Child:
         """A new child that runs `victim.PROGRAMS[program]` with these arguments."""
@@ -106,7 +114,8 @@ class Nursery:
         if self._child is not None:
             self._child.discard()
         self._control.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
 
 
 def result_of(reports: list[Report]) -> str:
@@ -119,6 +128,14 @@ def _serve(control: socket.socket) -> None:
         request, descriptors, _, _ = socket.recv_fds(control, 65536, 1)
         if not request:
             return
+        if request == _ANOTHER:
+            if os.fork() == 0:
+                control.close()
+                control = socket.socket(fileno=descriptors[0])
+            else:
+                os.close(descriptors[0])
+                control.send(_ANOTHER)
+            continue
         pid = os.fork()
         if pid == 0:
             control.close()
