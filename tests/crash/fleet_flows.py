@@ -1,4 +1,7 @@
-"""What a fleet runs under torture: flows of every kind, each with about twenty effects that the world outside sees."""
+"""What a fleet runs under torture: flows of every kind, each with twenty effects that the world outside sees.
+
+Those of a graph and of an agent are partly had by their children. What is given to them is hostile where it can be.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any, NamedTuple
 from holdfast import Agent, Graph, Pipeline, RunLimit, call, flow, sleep, spawn, step
 from holdfast.testing import ScriptedModel, wants
 
+from .fleet_guard import HOSTILE
 from .steps import begin, first_state, make_step
 
 STEPS = 20
@@ -98,7 +102,7 @@ def _graph() -> Graph[Any]:
     graph: Graph[Any] = Graph("graph")
     graph.node(gather, start=True)
     graph.parallel("views", [_loop_body, kid])
-    graph.map("squares", over=lambda state: range(12), node=act, concurrency=4)
+    graph.map("squares", over=lambda state: range(13), node=act, concurrency=4)
     graph.node(close)
     graph.branch("gather", lambda state: state["rounds"] < 3, {True: "gather", False: "views"})
     graph.edge("views", "squares")
@@ -122,26 +126,27 @@ def find(text: str) -> str:
     return f"found {text} {act_in_thread(len(text))} times"
 
 
-_SCRIPT: list[Any] = [
-    wants("weigh", id=f"w{n}", grams=n) if n % 2 else wants("find", id=f"f{n}", text="x" * n) for n in range(4)
-]
+def _scripted(*lines: Any) -> Any:
+    async def model(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Any:
+        begin(len(messages))
+        return await ScriptedModel(lines)(messages, tools)
+
+    return model
 
 
-async def _model(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Any:
-    begin(len(messages))
-    return await ScriptedModel([*_SCRIPT, "All is done."])(messages, tools)
+_WORTH = [wants("weigh", id=f"w{n}", grams=n) if n % 2 else wants("find", id=f"f{n}", text="x" * n) for n in range(3)]
+agent = Agent("agent", _scripted(*_WORTH, "All is done."), [weigh, find])
 
 
-agent = Agent("agent", _model, [weigh, find])
+async def delegate(question: str) -> str:
+    """A tool that is a run of its own, of another agent."""
+    said = await spawn(agent, question)
+    return str(said["messages"][-1]["content"])
 
 
-@flow(name="crew")
-async def crew(seed: int) -> list[Any]:
-    """Agents as children, and calls beside them."""
-    first = await call(act, seed % 100)
-    said = await asyncio.gather(*(spawn(agent, f"What is {seed + n} worth?") for n in range(2)))
-    return [first, *(one["messages"][-1]["content"] for one in said), await call(act_in_thread, seed % 100)]
-
+_BOTH = wants("delegate", id="d0", question="What is it worth?")
+_BOTH["tool_calls"] += wants("delegate", id="d1", question=repr(HOSTILE))["tool_calls"]
+crew = Agent("crew", _scripted(_BOTH, *_WORTH[1:], "So be it."), [delegate, weigh, find])
 
 FLOWS = (line, limited, calls, graph, kid, agent, crew)
 
@@ -163,14 +168,15 @@ def starts(runs: int, chance: random.Random) -> list[Start]:
     made = []
     for number in range(runs):
         which, seed = number % 6, chance.randrange(1000)
+        laden = {**first_state(seed), "baggage": HOSTILE}
         placing: dict[str, Any] = {"queue": chance.choice(QUEUES), "priority": chance.randrange(3)}
         kind, given = {
-            0: (limited, first_state(seed)),
-            1: (line, first_state(seed)),
+            0: (limited, laden),
+            1: (line, laden),
             2: (calls, seed),
-            3: (limited, first_state(seed)),
-            4: (graph, {"seed": seed}),
-            5: (crew, seed),
+            3: (limited, laden),
+            4: (graph, {"seed": seed, "baggage": HOSTILE}),
+            5: (crew, f"What are {seed} of {HOSTILE['constructor']} worth?"),
         }[which]
         if kind is limited:
             placing["key"] = chance.choice(KEYS)

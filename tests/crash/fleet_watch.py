@@ -2,55 +2,48 @@
 
 How many runs of a limited flow live owners have is counted by the database itself, in the transaction of each claim,
 with the same clock and under the same lock. An owner whose lease had run out and who beat again later is not counted:
-others may have taken runs in good faith while it was silent, and no store can take them back.
+others may have taken runs in good faith while it was silent, and no store can take them back. Nor is who makes a fork
+and has it until it is made: no limit holds for that.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections import Counter, defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 
-from holdfast import Runtime
-from holdfast.core.history import read_body
 from holdfast.core.transitions import ENDED
-from holdfast.model import RESULT_KINDS, Entry, Head, Kind
-from holdfast.store.base import Store
-from holdfast.store.memory import MemoryStore
 from servers.postgres import PostgresServer
 
-from . import fleet_flows
-from .fleet_flows import LIMIT, Start
-from .invariants import Seen, all_heads, check_log, check_result
-
 _TRIGGERS = """
-    create table {schema}.torture_lapses (owner text, at timestamptz default clock_timestamp());
+    create table {schema}.torture_lapses (owner text, name text, at timestamptz default clock_timestamp());
     create table {schema}.torture_claims (
-        run text, flow text, fence bigint, attempt bigint, owner text, key text, of_flow bigint, of_key bigint
+        run text, flow text, fence bigint, attempt bigint, owner text, name text, key text,
+        of_flow bigint, of_key bigint
     );
     create function {schema}.torture_beat() returns trigger language plpgsql as $$ begin
-        insert into {schema}.torture_lapses (owner) values (new.id);
+        insert into {schema}.torture_lapses (owner, name) values (new.id, new.name);
         return new;
     end $$;
     create trigger torture_beat before update on {schema}.owners for each row
         when (old.lease_until < now()) execute function {schema}.torture_beat();
     create function {schema}.torture_claim() returns trigger language plpgsql as $$ begin
         insert into {schema}.torture_claims
-        select new.id, new.flow, new.fence, new.attempt, new.owner, new.key,
+        select new.id, new.flow, new.fence, new.attempt, new.owner,
+            (select name from {schema}.owners where id = new.owner), new.key,
             count(*), count(*) filter (where r.key = new.key)
         from {schema}.runs r join {schema}.owners o on o.id = r.owner and o.lease_until > now()
-        where r.flow = new.flow and r.owner not in (select owner from {schema}.torture_lapses);
+        where r.flow = new.flow and o.name like 'worker-%'
+            and r.owner not in (select owner from {schema}.torture_lapses);
         return new;
     end $$;
     create trigger torture_claim after update on {schema}.runs for each row
         when (new.fence > old.fence) execute function {schema}.torture_claim();
 """
-_ENDED = ", ".join(f"'{status}'" for status in ENDED)
+ENDED_NAMES = ", ".join(f"'{status}'" for status in ENDED)
 
 
 class Watch:
@@ -71,18 +64,29 @@ class Watch:
     def close(self) -> None:
         """Let go of the connection."""
         if self._connection is not None:
-            self._connection.close()
+            with suppress(psycopg.Error):
+                self._connection.close()
+        self._connection = None
+
+    def rows(self, text: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """What the server answers; `{s}` is the schema. Raises psycopg.OperationalError when it is away."""
+        for last in (False, True):
+            try:
+                if self._connection is None:
+                    self._connection = self._server.connect()
+                cursor = self._connection.execute(text.format(s=self._schema), values or None)
+                return cursor.fetchall() if cursor.description else []
+            except psycopg.OperationalError:  # it was away since the last time, or it is right now
+                self.close()
+                if last:
+                    raise
+        raise AssertionError("either way it is over by now")
 
     def _rows(self, text: str) -> list[tuple[Any, ...]]:
+        """The same, and nothing while it is away."""
         try:
-            if self._connection is None or self._connection.closed:
-                self._connection = self._server.connect()
-            return self._connection.execute(text.format(s=self._schema)).fetchall()
-        except psycopg.OperationalError:  # it is away right now
-            with suppress(psycopg.Error):
-                if self._connection is not None:
-                    self._connection.close()
-            self._connection = None
+            return self.rows(text)
+        except psycopg.OperationalError:
             return []
 
     def look(self, chance: random.Random) -> None:
@@ -98,14 +102,14 @@ class Watch:
 
     def all_ended(self, roots: int) -> bool:
         """Whether so many runs were started, and all that there are have ended."""
-        text = f"select count(*) filter (where parent is null), bool_and(status in ({_ENDED})) from {{s}}.runs"
+        text = f"select count(*) filter (where parent is null), bool_and(status in ({ENDED_NAMES})) from {{s}}.runs"
         return any(found == roots and ended for found, ended in self._rows(text))
 
     def left(self) -> list[tuple[Any, ...]]:
         """What has not ended."""
         return self._rows(
             "select r.id, status, attempt, waiting_for, wake_at, o.name, o.lease_until > now() from {s}.runs r "
-            f"left join {{s}}.owners o on o.id = r.owner where status not in ({_ENDED})"
+            f"left join {{s}}.owners o on o.id = r.owner where status not in ({ENDED_NAMES})"
         )
 
     def claims(self, flow: str) -> list[tuple[Any, ...]]:
@@ -116,170 +120,9 @@ class Watch:
 
     def history(self, run: str) -> list[tuple[Any, ...]]:
         """(fence, attempt, process) for each claim of a run."""
-        return self._rows(
-            "select fence, attempt, o.name from {s}.torture_claims c left join {s}.owners o on o.id = c.owner "
-            f"where run = '{run}' order by fence"
-        )
+        return self._rows(f"select fence, attempt, name from {{s}}.torture_claims where run = '{run}' order by fence")
 
     def lapsed(self) -> dict[str, int]:
         """The owners that were silent past their lease, and lived; with their process ids."""
-        text = "select l.owner, o.name from {s}.torture_lapses l join {s}.owners o on o.id = l.owner"
+        text = "select owner, name from {s}.torture_lapses"
         return {owner: int(name.rpartition("-")[2]) for owner, name in self._rows(text)}
-
-
-class Outcome(NamedTuple):
-    """What a run comes to. That of a child bears the id of its parent: its own is another one every time."""
-
-    run: str
-    flow: str
-    result: str
-    steps: list[str]
-    calls: list[str]
-
-
-async def undisturbed(starts: list[Start]) -> list[Outcome]:
-    """What these runs and their children come to when nobody disturbs them."""
-    store = MemoryStore()
-    async with Runtime(store) as rt:
-        rt.register(*fleet_flows.FLOWS)
-        await asyncio.gather(*(rt.run(one.flow, one.input, id=one.id) for one in starts))
-        return [await _outcome(rt, store, head) for head in await all_heads(store)]
-
-
-async def _outcome(rt: Runtime, store: Store, head: Head) -> Outcome:
-    seen = Seen(head, await store.read_entries(head.id))
-    assert head.status == "completed", f"run {head.id} is {head.status}: {head.error!r}"
-    last = await rt.load(head.id)
-    assert last is not None
-    ended = [read_body(head.id, entry) for entry in seen.entries.values() if entry.kind == Kind.COMPLETED]
-    return Outcome(
-        head.parent or head.id, head.flow, repr((last.state, ended[-1].get("result"))), seen.steps, sorted(seen.calls)
-    )
-
-
-def _check_outcomes(found: list[Outcome], expected: list[Outcome]) -> None:
-    for here, there in zip(sorted(found), sorted(expected), strict=True):
-        assert here[:2] == there[:2], f"there is a run of {here.flow} for {here.run} instead of one of {there.flow}"
-        check_result(here.run, here.result, there.result)
-        assert here == there, f"run {here.run} has the steps {here.steps} and the calls {here.calls}"
-
-
-class Begun(NamedTuple):
-    """A line of the ledger."""
-
-    attempt: int
-    key: str
-    pid: int
-    at: float
-
-
-class Found:
-    """What is left when a world is over. Every check raises AssertionError."""
-
-    def __init__(self, ledger: Path, acknowledged: Path, watch: Watch, stopped: set[int]) -> None:
-        """`stopped` are the processes that were stopped past their lease for a while."""
-        self._watch = watch
-        self._lapsed = watch.lapsed()
-        self._silent = stopped | set(self._lapsed.values())
-        self._begun: dict[tuple[str, str], list[Begun]] = defaultdict(list)
-        for line in ledger.read_text().splitlines():
-            run, name, attempt, key, pid, at = line.split()
-            self._begun[run, name].append(Begun(int(attempt), key, int(pid), float(at)))
-        self._acknowledged = {
-            (run, int(seq)) for run, seq in (line.split() for line in acknowledged.read_text().splitlines())
-        }
-        self.effects = sum(map(len, self._begun.values()))
-        self.committed = self.repeated = self.late = self.most_attempts = 0
-        """Effects that were committed; those that began again before; and those of who had been silent for too long."""
-        self._busy: list[tuple[float, float, str, int]] = []
-        """(from, to, run, fence) of each step of a limited run that counted."""
-
-    async def check(self, url: str, expected: list[Outcome]) -> None:
-        """All of it."""
-        async with Runtime(url) as rt:
-            store: Store = rt._store
-            rt.register(*fleet_flows.FLOWS)
-            problems = [text for _, text in await store.inspect() if "not ours: torture_" not in text]
-            assert problems == [], f"the store's own check found {problems}"
-            heads = {head.id: head for head in await all_heads(store)}
-            logs, outcomes = {}, []
-            for run, head in heads.items():
-                logs[run] = entries = await store.read_entries(run)
-                check_log(head, entries)
-                outcomes.append(await _outcome(rt, store, head))
-                self._check_effects(head, entries)
-        _check_outcomes(outcomes, expected)
-        self._check_seen(logs, heads)
-        assert not self._begun, f"effects that no log knows of: {list(self._begun)[:5]}"
-        self._check_limits(heads)
-
-    def _check_seen(self, logs: dict[str, list[Entry]], heads: dict[str, Head]) -> None:
-        """What was acknowledged, and what a reader saw, is there and the same."""
-        checks = {(run, entry.seq): entry.check for run, entries in logs.items() for entry in entries}
-        assert not (gone := self._acknowledged - checks.keys()), f"acknowledged and gone: {sorted(gone)[:5]}"
-        for place, check in self._watch.entries.items():
-            assert checks.get(place) == check, f"{place[0]}@{place[1]} was seen, and is gone or another one now"
-        for run, fence in self._watch.fences.items():
-            assert heads[run].fence >= fence, f"run {run}: its fence fell"
-
-    def _check_effects(self, head: Head, entries: list[Entry]) -> None:
-        """Each effect that was committed had begun, under one key, and did not begin again afterwards."""
-        committed: dict[str, list[Entry]] = defaultdict(list)
-        for entry in entries:
-            if entry.kind == Kind.CHECKPOINT:
-                for name, *_ in read_body(head.id, entry)["steps"]:
-                    committed[name].append(entry)
-            elif entry.kind in RESULT_KINDS:
-                committed[read_body(head.id, entry)["key"]].append(entry)
-        for name, commits in committed.items():
-            by_key: dict[str, list[Begun]] = defaultdict(list)
-            for one in sorted(self._begun.pop((head.id, name), []), key=lambda one: one.at):
-                by_key[one.key].append(one)
-            if by_key:  # else it had no effect: a wait, or the whole of a body
-                assert len(by_key) == len(commits), f"run {head.id}: {name} had {len(by_key)} keys, not {len(commits)}"
-                for attempts, entry in zip(by_key.values(), commits, strict=True):
-                    self._check_attempts(head, name, attempts, entry)
-
-    def _check_attempts(self, head: Head, name: str, attempts: list[Begun], entry: Entry) -> None:
-        # An entry bears the time at which it was made, which is before it was committed. Who was silent past its lease
-        # and wakes up may begin one more effect before it is told that the run is another's.
-        late = [one for one in attempts if one.at > entry.at]
-        again = [one for one in late if one.pid not in self._silent]
-        assert not again, f"run {head.id}: {name} was committed at {entry.at}, and began again: {attempts}"
-        self.late += len(late)
-        attempts = [one for one in attempts if one.at <= entry.at]
-        assert attempts, f"run {head.id}: {name} was committed before it began"
-        numbers = [one.attempt for one in attempts]
-        # Those of a call are counted anew when another one ends, and those of two owners at once are not in order.
-        rising = "/" in name or numbers == sorted(set(numbers)) or any(one.pid in self._silent for one in attempts)
-        assert rising, f"run {head.id}: {name} had the attempts {numbers}; {self._watch.history(head.id)}, {attempts}"
-        self.committed += 1
-        self.most_attempts = max(self.most_attempts, len(attempts))
-        self.repeated += len(attempts) - 1
-        if head.flow == fleet_flows.limited.name:
-            self._busy.append((attempts[-1].at, entry.at, head.id, entry.fence))
-
-    def _check_limits(self, heads: dict[str, Head]) -> None:
-        """No claim has made more runs of the limited flow be owned than it allows, of all or of one key."""
-        claims = self._watch.claims(fleet_flows.limited.name)
-        limited = [head for head in heads.values() if head.flow == fleet_flows.limited.name]
-        assert {run for run, *_ in claims} == {head.id for head in limited}
-        assert LIMIT.total is not None
-        assert LIMIT.per_key is not None
-        for run, fence, _owner, key, of_flow, of_key in claims:
-            assert of_flow <= LIMIT.total, f"run {run} was claimed (fence {fence}) as one of {of_flow} of its flow"
-            assert of_key <= LIMIT.per_key, f"run {run} was claimed (fence {fence}) as one of {of_key} of {key}"
-
-        self._check_busy(heads, {(run, fence): owner for run, fence, owner, *_ in claims})
-
-    def _check_busy(self, heads: dict[str, Head], owners: dict[tuple[str, int], str]) -> None:
-        """The same as the ledger shows it: at no moment were more of them in a step that counted."""
-        busy = Counter[str | None]()
-        moments = []
-        for begun, ended, run, fence in self._busy:
-            if owners[run, fence] not in self._lapsed:
-                moments += [(begun, 1, heads[run].key), (ended, -1, heads[run].key)]
-        for _, change, key in sorted(moments, key=lambda moment: moment[:2]):
-            busy[key] += change
-            assert busy.total() <= (LIMIT.total or 0), f"{busy.total()} runs of the limited flow were in a step at once"
-            assert busy[key] <= (LIMIT.per_key or 0), f"{busy[key]} of the limited runs of {key} were in a step at once"

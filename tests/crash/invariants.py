@@ -138,7 +138,8 @@ class Witness:
         check_log(head, entries, whole=not self.drops_history)
         last = None
         async for checkpoint in rt.checkpoints(head.id):
-            self._check_state(checkpoint.id, checkpoint.state, checkpoint.step, checkpoint.next)
+            if self._names:
+                check_state(checkpoint.id, self._names, checkpoint.state, checkpoint.step, checkpoint.next)
             last = checkpoint
         assert last is not None, f"run {head.id} has no checkpoint left"
         run = await rt.get(head.id)
@@ -148,15 +149,6 @@ class Witness:
         )
         seen.step = run.step
         return seen
-
-    def _check_state(self, ref: str, state: dict[str, Any], step: int, next_step: str | None) -> None:
-        """No half step: a state knows which steps made it, and the position must say the same."""
-        if not self._names:
-            return
-        assert state["done"] == self._names[:step], f"{ref}: its position is step {step}, its state has {state['done']}"
-        assert len(state["trail"]) == len(state["by_step"]) == step, f"{ref}: half of a step"
-        if next_step is not None:
-            assert next_step == self._names[step], f"{ref}: step {step} is not followed by {next_step}"
 
     def _check_growth(self, before: Seen, now: Seen) -> None:
         run = now.head.id
@@ -206,6 +198,14 @@ class Witness:
         if "/" in name:
             return int(name in seen.calls)
         return max(seen.steps.count(name), int(self.drops_history and self._names.index(name) < seen.step))
+
+
+def check_state(ref: str, names: list[str], state: dict[str, Any], step: int, next_step: str | None) -> None:
+    """No half step: a state knows which of the steps made it, and the position must say the same."""
+    assert state["done"] == names[:step], f"{ref}: its position is step {step}, its state has {state['done']}"
+    assert len(state["trail"]) == len(state["by_step"]) == step, f"{ref}: half of a step"
+    if next_step is not None:
+        assert next_step == names[step], f"{ref}: step {step} is not followed by {next_step}"
 
 
 def check_log(head: Head, entries: list[Entry], *, whole: bool = True) -> None:

@@ -24,9 +24,14 @@ def set_up(report: Reporter, ledger: str | None) -> None:
         logging.getLogger(name).addHandler(logging.NullHandler())  # what counts is reported
 
 
+def let_go_at_once() -> None:
+    """A run that only waits is let go at once, whatever is due soon."""
+    waits.STILL_FOR, waits.MOMENTS = 0.01, 0.02
+
+
 def open_runtime(store: Any, **settings: Any) -> Runtime:
     """A runtime for a process that is to be killed."""
+    let_go_at_once()
     # Nobody may wait for a lease here: a dead owner on this machine is recognised at once.
-    waits.STILL_FOR, waits.MOMENTS = 0.01, 0.02  # a run that only waits is let go at once, whatever is due soon
     given = {"lease": 3600.0, "heartbeat": 3000.0, "crash_limit": 100_000, "on_event": on_event, "grace": 0.0}
     return Runtime(store, **(given | settings))

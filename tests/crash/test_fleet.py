@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +16,8 @@ from holdfast.errors import StoreUnavailableError
 from servers.postgres import PostgresServer
 from servers.postgres_proxy import MOMENTS, Moment, PostgresProxy
 
-from . import fleet
+from . import fleet, fleet_flows, fleet_found
+from .steps import Outside
 
 SEED = 20240229
 STEPS = 3
@@ -28,6 +30,16 @@ def test_a_fleet_that_is_killed_and_cut_off_does_everything_once(tmp_path: Path)
     assert figures.worlds == 1
     assert figures.faults["kill"] > 0
     assert figures.steps > 200
+
+
+async def test_every_shape_has_twenty_effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Outside, "ledger", str(tmp_path / "ledger"))
+    started = fleet_flows.starts(6, random.Random(SEED))
+    await fleet_found.undisturbed(started)
+    # A child's id begins with that of its parent.
+    had = Counter(line.split()[0].partition(".")[0] for line in (tmp_path / "ledger").read_text().splitlines())
+    assert {one.flow.name for one in started} == {"line", "limited", "calls", "graph", "crew"}
+    assert had == {one.id: fleet_flows.STEPS for one in started}
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -155,5 +155,6 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "filling": filling,
     "forking": forking,
     "fleet": fleet_worker.work,
+    "command": fleet_worker.command,
     **function_programs.PROGRAMS,
 }
