@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast import Runtime
+from holdfast.engine import waits
 from holdfast.store.base import Store
 from holdfast.store.files import FilesStore
 from holdfast.store.locate import locate
@@ -37,6 +38,12 @@ def pytest_configure() -> None:
     """
     if "TMPDIR" not in os.environ and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ROOM:
         os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
+
+
+@pytest.fixture(autouse=True)
+def _let_go_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that only waits is let go sooner than in earnest: most tests of waits begin when it has been."""
+    monkeypatch.setattr(waits, "STILL_FOR", 0.02)
 
 
 @pytest.fixture

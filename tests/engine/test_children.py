@@ -227,7 +227,7 @@ async def test_a_child_that_was_given_up_by_a_timeout_can_be_awaited_again(make_
     async def parent() -> list[Any]:
         child = spawn(gated, 1, id="child")
         try:
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(0.005):  # before the run is let go
                 await child
             early = True
         except TimeoutError:

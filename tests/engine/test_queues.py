@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import Agent, CheckpointPolicy, Graph, Pipeline, RunLimit, Runtime, Strategy, Team, flow, spawn, step
-from holdfast.engine import custody, following
+from holdfast.engine import custody, following, waits
 from holdfast.errors import RunCancelledError, RunExistsError, StoreUnavailableError, UsageError
 from holdfast.store.base import Store
 from holdfast.testing import ManualClock
@@ -291,7 +291,10 @@ async def test_a_run_whose_flow_no_worker_has_waits_for_one_that_has_it(
         assert await handle.result() == "A"
 
 
-async def test_children_that_find_no_room_here_are_shared_with_the_fleet(make_runtime: MakeRuntime) -> None:
+async def test_children_that_find_no_room_here_are_shared_with_the_fleet(
+    make_runtime: MakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "STILL_FOR", 3600.0)  # the parent holds its place
     child = Noted("child")
 
     @flow
