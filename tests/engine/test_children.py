@@ -10,6 +10,7 @@ import pytest
 
 from conftest import MakeRuntime, MakeStore
 from holdfast import Pipeline, Run, RunStatus, Runtime, ask, blocking, call, flow, spawn
+from holdfast.engine import waking
 from holdfast.errors import (
     HoldfastError,
     InputChangedError,
@@ -381,6 +382,13 @@ async def test_the_parent_is_let_go_while_it_waits_and_woken_when_the_child_ends
         assert ran == [4]
 
 
+@pytest.fixture
+def look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look every so often whether a child has ended without telling, as in earnest, but more often."""
+    monkeypatch.setattr(waking, "CHILDREN_EVERY", 0.1)
+    monkeypatch.setattr(waking, "POLL", 0.1)
+
+
 class DropsChildMail(WatchedStore):
     """As if the process of the child had died between the child's end and telling the parent."""
 
@@ -388,6 +396,7 @@ class DropsChildMail(WatchedStore):
         return Posted.ACCEPTED if mail.kind == "child" else await super().post_mail(run, mail)
 
 
+@pytest.mark.usefixtures("look_soon")
 @pytest.mark.parametrize("beside", [0, 4])
 async def test_a_parent_that_was_never_told_finds_out_by_itself(
     make_runtime: MakeRuntime, make_store: MakeStore, beside: int
@@ -436,6 +445,7 @@ async def test_a_child_that_asks_is_answered_by_its_own_id(make_runtime: MakeRun
         assert await rt.run(parent, id="p", until="settled") == "may I? yes"
 
 
+@pytest.mark.usefixtures("look_soon")
 async def test_settled_means_that_the_children_are_too(make_runtime: MakeRuntime, make_store: MakeStore) -> None:
     async with make_runtime(DropsChildMail(make_store())) as rt:
         running = asyncio.ensure_future(rt.run(parent_of_gated, 4, id="p", until="settled"))
