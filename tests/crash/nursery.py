@@ -8,6 +8,7 @@ what it managed to report before its death can still be read.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -170,5 +171,8 @@ if __name__ == "__main__":
     import jsonschema  # noqa: F401
 
     from . import victim  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # a child that collects its garbage copies none of these pages
 
     _serve(socket.socket(fileno=int(sys.argv[1])))
