@@ -71,6 +71,16 @@ class Point:
         self.pending: tuple[Signal, ...] = ()
         """The messages that nobody had received yet."""
 
+    @property
+    def came_to(self) -> dict[str, Tree]:
+        """The result, under that name, where the run has ended here with one that is not its state."""
+        return {"result": self.extra["result"]} if "result" in self.extra else {}
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """What whoever goes on from here needs beside the state."""
+        return {key: self.extra[key] for key in ("journal", "result") if key in self.extra}
+
 
 def read_body(run: str, entry: Entry) -> dict[str, Any]:
     """The body of an entry that has passed its checksum."""

@@ -155,7 +155,7 @@ class Engine:
         metadata: bytes,
         parent: str | None,
         origin: str | None = None,
-        journal: Any = None,
+        carried: dict[str, Any] | None = None,
         shape: tuple[int | None, tuple[str, ...]] = (None, ()),
         place: Placing = HERE,
     ) -> tuple[Head, RunWriter]:
@@ -185,7 +185,7 @@ class Engine:
             created_at=now,
             started_at=now if runs_now else None,
         )
-        body = {"nonce": info.nonce, "from": origin, **({"journal": journal} if journal else {})}
+        body = {"nonce": info.nonce, "from": origin, **(carried or {})}
         self._coming += 1
         try:
             writer = await create_run(self.committer, self.clock, head, tree, cursor, body, give_up=queued)

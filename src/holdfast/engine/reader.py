@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.checksum import verify
+from holdfast.core.codec import Tree
 from holdfast.core.events import events_of, last_step, when
 from holdfast.core.history import Fold, Point, Signal, last_kept, last_point, read_body, with_signal
 from holdfast.core.journal import Journal
@@ -203,7 +204,18 @@ class Reader:
             return found, seq or 0
         if point is None:
             raise NotACheckpointError(head.id, seq or 0, await self.nearest(head, seq or 0))
+        if point.cursor["next"] is None and "result" not in point.extra:
+            point.extra.update(await self._result_behind(head, point.seq))
         return point, point.seq
+
+    async def _result_behind(self, head: Head, seq: int) -> dict[str, Tree]:
+        """What the run came to at its last checkpoint, where that is not its state: it stands where the run ended."""
+        async for entry in self.log(head.id, seq):
+            if entry.kind in (Kind.COMPLETED, Kind.CANCELLED):
+                verify(head.id, entry)
+                body = read_body(head.id, entry)
+                return {"result": body["result"]} if "result" in body else {}
+        return {}
 
     async def _at_call(self, head: Head, seq: int) -> Point | None:
         entry = (await self._store.read_entries(head.id, after=seq - 1, upto=seq))[0]

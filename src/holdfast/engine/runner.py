@@ -68,7 +68,6 @@ class _LetGo(Exception):
 class Runner:
     """One run, from where it stands to where it leaves this process."""
 
-    _result: Any = NO_RESULT
     _task: asyncio.Task[Any] | None = None
     scope: StepScope | None = None
     """The attempt under way."""
@@ -96,7 +95,7 @@ class Runner:
     ) -> None:
         self.around, self._flow, self._codec, self.writer, self._hands = around, flow, codec, writer, hands
         self._retry, self._failures, self._retry_at = retry, failures, retry_at
-        self._takeups = writer.attempt
+        self._takeups, self._came_to = writer.attempt, writer.came_to
         self._raw_state = getattr(flow, "raw_state", False)
         self.control = Control(self)
         self.host = RunHost(self, codec, hands, head, journal)
@@ -232,7 +231,7 @@ class Runner:
         if after.change is None and after.state is not KEEP:
             tree = self._codec.encode(after.state, like=self.saving.tree)
         if after.result is not NO_RESULT:
-            self._result = self._codec.encode(after.result, path="result")
+            self._came_to = {"result": self._codec.encode(after.result, path="result")}
         # Only now is the attempt known not to fail: one that cannot be stored is tried again with its calls.
         if self.host.journaled or self.host.begun_notes is not None:
             await self.host.finish_step(number)
@@ -322,9 +321,9 @@ class Runner:
         return Outcome(error=RunFailedError(self.writer.run, step, error))
 
     async def _complete(self) -> Outcome:
-        body = {} if self._result is NO_RESULT else {"result": self._result}
-        await self.saving.leave(RunStatus.COMPLETED, [(Kind.COMPLETED, body)])
-        return Outcome(self._copy() if self._result is NO_RESULT else self._codec.decode(self._result, path="result"))
+        came_to = self._came_to
+        await self.saving.leave(RunStatus.COMPLETED, [(Kind.COMPLETED, came_to)])
+        return Outcome(self._codec.decode(came_to["result"], path="result") if came_to else self._copy())
 
     # What others want
 
@@ -353,7 +352,8 @@ class Runner:
         reason = self.control.reason
         await self.around.children.cancel(self.writer.run, reason)
         error = None if reason is None else dumps({"step": None, "error": reason})
-        await self.saving.leave(RunStatus.CANCELLED, [(Kind.CANCELLED, {"reason": reason})], error=error)
+        mark = (Kind.CANCELLED, {"reason": reason, **self._came_to})
+        await self.saving.leave(RunStatus.CANCELLED, [mark], error=error)
         return Outcome(error=RunCancelledError(self.writer.run, reason))
 
     async def interrupt(self) -> Outcome:

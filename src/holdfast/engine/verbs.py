@@ -130,7 +130,7 @@ class Verbs:
         if engine.registry.has(head.flow):
             self._check_step(source, engine.registry.flow(source, head.flow)[0], point.cursor)
         info = msgspec.json.decode(head.info, type=Info)
-        tree, digest = point.tree, info.digest
+        tree, digest, carried = point.tree, info.digest, point.carried
         if state is not MISSING:
             codec = engine.registry.codec(head.flow)
             if raw and engine.registry.has(head.flow):
@@ -138,6 +138,7 @@ class Verbs:
             # A copy: what the caller does to it later must not change what the next change is reckoned from.
             tree = loads(dumps(state)) if raw else codec.encode(state)
             digest = digest_of(tree)
+            carried.pop("result", None)  # which another state came to
         new_head, writer = await engine.create(
             new_id(head.flow) if run is None else check_id(run),
             head.flow,
@@ -147,7 +148,7 @@ class Verbs:
             metadata=head.metadata if metadata is None else encode_metadata(metadata),
             parent=head.parent,
             origin=f"{source}@{at}",
-            journal=point.extra.get("journal"),
+            carried=carried,
             shape=(info.total, info.steps),
         )
         if engine.registry.has(head.flow):

@@ -68,12 +68,13 @@ class RunWriter:
         self.started_at = head.started_at
         self._waited = head.waiting_for is not None
         self.tree: Tree = None
+        self.came_to: dict[str, Tree] = {}
         if point is None:
             self.cursor: dict[str, Any] = msgspec.json.decode(head.cursor)
             self.segment = Segment(head.base, 0)
             return
         self.tree, self.cursor = point.tree, point.cursor
-        self.branch, self.checkpoint_seq = point.branch, point.seq
+        self.branch, self.checkpoint_seq, self.came_to = point.branch, point.seq, point.came_to
         self.segment = Segment(point.base, point.written, plain=point.plain)
         if head.cursor not in (b"null", point.entry.cursor):
             self.said = msgspec.json.decode(head.cursor).get("progress")
@@ -172,7 +173,7 @@ class RunWriter:
         """Begin a new branch at an older checkpoint, or at a call behind it: durable, and the run goes on there."""
         check_transition(self.status, RunStatus.RUNNING)
         seq = self.seq + 1
-        kept = {"journal": point.extra["journal"]} if "journal" in point.extra else {}
+        kept = point.carried
         if pending:
             kept["pending"] = pending
         body = dumps({"state": point.tree, "branch": seq, "to": to, **kept})
@@ -193,7 +194,7 @@ class RunWriter:
             raise OwnershipLostError(self.run, self.fence)
         self._count(_Landed((entry,), change, None, Segment(seq, len(body), len(body))))
         self.tree, self.cursor, self.branch, self.checkpoint_seq = point.tree, point.cursor, seq, seq
-        self.said = None
+        self.said, self.came_to = None, point.came_to
         self.pending, self.beside = tuple(pending), 0
 
     async def release(self) -> None:
