@@ -28,7 +28,7 @@ examples: setup        ## every example once, in a store that is thrown away
 	done; rm -rf "$$store"
 
 test: setup            ## every test, a fixed-seed share of the torture included
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3 --dist worksteal  # one more than two cores: some tests wait for servers
 
 check: setup           ## lint, types, layers
 	$(BIN)/ruff check .
