@@ -7,7 +7,8 @@ import logging
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -15,11 +16,13 @@ import pytest
 
 from holdfast.errors import HoldfastError, StoreDamagedError, StoreUnavailableError, StoreVersionError, UsageError
 from holdfast.faults import install
+from holdfast.store import strangers
 from holdfast.store.locate import locate
 from holdfast.store.postgres import PostgresStore, schema
 from holdfast.store.postgres.address import read_address
 from holdfast.testing.build import commit, create
-from servers.postgres import PASSWORD, PASSWORD_USER, PostgresServer, free_port
+from servers.postgres import KEPT_OUT, PASSWORD, PASSWORD_USER, PostgresServer, free_port
+from servers.redis import RedisServer
 
 
 async def opened(url: str, **options: Any) -> PostgresStore:
@@ -187,7 +190,26 @@ async def test_a_server_that_only_reads_is_refused(postgres: PostgresServer, pos
     url = f"{postgres.url(postgres_schema)}&options=-cdefault_transaction_read_only%3Don"
     error = await refused(url)
     assert isinstance(error, StoreUnavailableError)
-    assert "name the primary server, not a replica" in str(error)
+    assert "takes no writes: default_transaction_read_only is on. Switch it off" in str(error)
+    assert "replica" not in str(error)
+
+
+async def test_a_replica_is_refused_by_that_name() -> None:
+    primary = PostgresServer.create(followed=True)
+    try:
+        await (await opened(primary.url())).close()
+        replica = primary.replica()
+        try:
+            for url in (replica.url(), replica.url("another"), replica.url() + "?target_session_attrs=read-write"):
+                error = await refused(url)
+                assert isinstance(error, StoreUnavailableError)
+                assert "ame the primary server" in str(error)
+            assert "is a read-only replica of another server" in str(await refused(replica.url()))
+            assert "is a read-only replica of another server" in str(await refused(replica.url(), create=False))
+        finally:
+            replica.remove()
+    finally:
+        primary.remove()
 
 
 async def test_a_database_in_another_encoding_is_refused(postgres: PostgresServer) -> None:
@@ -230,6 +252,65 @@ async def test_a_user_without_rights_is_told_which_grant_is_missing(
             admin.execute(f"drop role {user}")
 
 
+# What listens there
+
+
+@pytest.fixture
+async def slow(postgres: PostgresServer) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A port where PostgreSQL answers nobody until it has been sent something odd, and all of that."""
+    asked, odd, connections = asyncio.Event(), list[bytes](), list[Any]()
+
+    async def let_through(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(asyncio.current_task())
+        first = await reader.read(100)
+        if first.startswith(b"\0"):
+            await asked.wait()
+        else:
+            odd.append(first)
+        theirs, ours = await asyncio.open_connection("127.0.0.1", postgres.port)
+        ours.write(first)
+        ways = [asyncio.ensure_future(_pass_on(*way)) for way in ((reader, ours), (theirs, writer))]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for end in (ours, writer):
+            end.close()
+        await asyncio.wait(ways)
+        asked.set()
+
+    async with await asyncio.start_server(let_through, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1], odd
+        await asyncio.wait(connections)
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+
+
+async def test_a_redis_server_is_refused_at_once_though_it_says_nothing() -> None:
+    port = free_port()
+    server = RedisServer("--port", str(port))
+    try:
+        async with asyncio.timeout(30):  # of the ten minutes that the URL allows
+            error = await refused(f"postgresql://u:{PASSWORD}@127.0.0.1:{port}/db?connect_timeout=600")
+        assert isinstance(error, StoreUnavailableError)
+        assert "what listens there is a Redis server. Write redis://HOST:PORT, or name the port of" in str(error)
+        assert PASSWORD not in "".join(traceback.format_exception(error))
+    finally:
+        server.remove()
+
+
+async def test_a_slow_server_is_waited_for_and_asked_only_once_what_it_is(
+    slow: tuple[int, list[bytes]], postgres: PostgresServer, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "_SILENCE", 0.0)  # every server is slow
+    port, odd = slow
+    store = await opened(postgres.url(postgres_schema, port=port))
+    assert (await store.commit([create("run")]))[0].refused is None
+    await store.close()
+    assert odd == [b"PING\r\n"]
+
+
 # Passwords
 
 
@@ -245,6 +326,10 @@ def _nobody_listens(server: PostgresServer) -> str:
     return server.url(user=f"{PASSWORD_USER}:{PASSWORD}", port=free_port())
 
 
+def _with(server: PostgresServer, option: str) -> str:
+    return f"{server.url(user=f'{PASSWORD_USER}:{PASSWORD}')}?{option}"
+
+
 BAD: dict[str, tuple[Callable[[PostgresServer], str], str]] = {
     "wrong password": (_wrong_password, "Check the user and the password"),
     "unknown database": (_wrong_database, "createdb not_there"),
@@ -252,7 +337,21 @@ BAD: dict[str, tuple[Callable[[PostgresServer], str], str]] = {
     "slash in the password": (lambda server: f"postgresql://u:{PASSWORD}/x@127.0.0.1/db", "%2F"),
     "at in the password": (lambda server: f"postgresql://u:{PASSWORD}@x@127.0.0.1/db", "%40"),
     "password as port": (lambda server: f"postgresql://u:{PASSWORD}/db", "%XX"),
-    "unknown option": (lambda server: f"postgresql://u:{PASSWORD}@127.0.0.1/db?nonsense={PASSWORD}", "%XX"),
+    "unknown option": (
+        lambda server: f"postgresql://u:{PASSWORD}@127.0.0.1/db?nonsense={PASSWORD}",
+        "'nonsense' is no option of a PostgreSQL store. There are holdfast_schema and those of libpq",
+    ),
+    "misspelt option": (lambda server: f"postgresql://u:{PASSWORD}@h/db?ssl_mode=require", "did you mean sslmode?"),
+    "and in the password": (lambda server: f"postgresql://h/db?user=u&password=x&{PASSWORD}=y", "& is %26"),
+    "wrong sslmode": (
+        lambda server: f"postgresql://u:{PASSWORD}@127.0.0.1/db?sslmode={PASSWORD}",
+        "sslmode in the URL is none of disable, allow, prefer, require, verify-ca, verify-full. Write sslmode=",
+    ),
+    "no encryption there": (lambda server: _with(server, "sslmode=require"), "Check sslmode and the other ssl options"),
+    "bad number": (lambda server: _with(server, "connect_timeout=soon"), "Correct that option in the URL"),
+    "bad value": (lambda server: _with(server, "target_session_attrs=all"), "Correct that option in the URL"),
+    "bad setting": (lambda server: _with(server, "options=-cnonsense%3D1"), "Correct `options` in the URL"),
+    "not let in": (lambda server: server.url(user=f"{KEPT_OUT}:{PASSWORD}"), "allow this user, database and address"),
     "bad schema": (lambda server: f"postgresql://u:{PASSWORD}@127.0.0.1/db?holdfast_schema=a;b", "name of a schema"),
 }
 
@@ -286,11 +385,11 @@ async def test_the_right_password_opens_the_store_and_no_error_shows_it(
     await store.close()
 
 
-@pytest.mark.parametrize("bad", ["wrong password", "nobody listens", "slash in the password"])
+@pytest.mark.parametrize("bad", ["wrong password", "nobody listens", "slash in the password", "wrong sslmode"])
 def test_the_command_line_says_it_in_one_line(postgres: PostgresServer, bad: str) -> None:
     command = [sys.executable, "-m", "holdfast", "ls", "--store", BAD[bad][0](postgres)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == (2 if bad == "slash in the password" else 7)
+    assert done.returncode == (2 if bad in ("slash in the password", "wrong sslmode") else 7)
     (line,) = done.stderr.splitlines()
     assert line.startswith("holdfast: ")
     assert BAD[bad][1] in line

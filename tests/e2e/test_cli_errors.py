@@ -101,7 +101,10 @@ def test_what_the_driver_of_a_server_logs_does_not_stand_beside_the_line(
         finally:
             admin.execute(f"drop owned by {reader}")
             admin.execute(f"drop role {reader}")
-    assert "permission denied" in failed(refused, 7)
+    tables = f'GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "{postgres_schema}" TO "{reader}"'
+    line = failed(refused, 7)
+    assert "permission denied for table" in line
+    assert line.endswith(f"Let an administrator run: {tables}")
 
 
 @pytest.mark.parametrize(

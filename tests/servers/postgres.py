@@ -25,6 +25,7 @@ import psycopg
 
 ADMIN = "holdfast_admin"
 PASSWORD_USER, PASSWORD = "with_password", "open-sesame-4711"
+KEPT_OUT = "kept_out"  # a user whom the server lets in from nowhere
 
 _SETTINGS = """
 listen_addresses = '127.0.0.1'
@@ -34,15 +35,17 @@ fsync = {fsync}
 full_page_writes = {fsync}
 shared_buffers = '64MB'
 max_connections = 200
-wal_level = minimal
-max_wal_senders = 0
+wal_level = {wal_level}
+max_wal_senders = {wal_senders}
 log_statement = 'none'
 """
 _ACCESS = f"""
 host all {PASSWORD_USER} 127.0.0.1/32 scram-sha-256
+host all {KEPT_OUT} 127.0.0.1/32 reject
 host all all 127.0.0.1/32 trust
 local all all trust
 """
+_FOLLOWERS = "host replication all 127.0.0.1/32 trust\n"
 
 
 def find_program(name: str) -> Path:
@@ -75,15 +78,25 @@ class PostgresServer:
         self.data = folder / "data"
 
     @classmethod
-    def create(cls, *, fsync: bool = False) -> PostgresServer:
-        """A new server, started. With fsync=False, what it holds survives a crash of its own but no power cut."""
+    def create(cls, *, fsync: bool = False, followed: bool = False) -> PostgresServer:
+        """A new server, started. With fsync=False, what it holds survives a crash of its own but no power cut.
+
+        One that is to be `followed` may have replicas.
+        """
         folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
         server = cls(folder, free_port())
         try:
             shutil.chown(folder, *_who())
             server._do("initdb", "-A", "trust", "-U", ADMIN, "-E", "UTF8", "--locale=C", "-N", "-D", server.data)
-            settings = _SETTINGS.format(port=server.port, folder=folder, fsync="on" if fsync else "off")
-            for name, text in (("postgresql.conf", settings), ("pg_hba.conf", _ACCESS)):
+            settings = _SETTINGS.format(
+                port=server.port,
+                folder=folder,
+                fsync="on" if fsync else "off",
+                wal_level="replica" if followed else "minimal",
+                wal_senders=2 if followed else 0,
+            )
+            access = _ACCESS + (_FOLLOWERS if followed else "")
+            for name, text in (("postgresql.conf", settings), ("pg_hba.conf", access)):
                 (server.data / name).write_text(text)
             server.start()
             with server.connect() as admin:
@@ -93,6 +106,22 @@ class PostgresServer:
             server.remove()
             raise
         return server
+
+    def replica(self) -> PostgresServer:
+        """A server that follows this one and takes no writes, started."""
+        folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
+        replica = PostgresServer(folder, free_port())
+        try:
+            shutil.chown(folder, *_who())
+            copying = ("-R", "--no-sync", "--checkpoint=fast", "--wal-method=fetch", "-d", self.url())
+            replica._do("pg_basebackup", *copying, "-D", replica.data)
+            with open(replica.data / "postgresql.conf", "a") as settings:  # the last one counts
+                settings.write(f"port = {replica.port}\nunix_socket_directories = '{folder}'\n")
+            replica.start()
+        except BaseException:
+            replica.remove()
+            raise
+        return replica
 
     def url(self, schema: str | None = None, *, user: str = ADMIN, port: int | None = None) -> str:
         """The URL of its database, for a store in that schema."""

@@ -11,12 +11,12 @@ import threading
 import time
 
 import psycopg
-from psycopg import pq
+from psycopg import errors, pq
 
 from holdfast.errors import StoreUnavailableError
 from holdfast.model import Owner
 from holdfast.store.postgres.address import Address
-from holdfast.store.postgres.trouble import not_reached, said
+from holdfast.store.postgres.trouble import not_reached, told
 
 _SHARE = 1 / 3  # of the lease: that long a beat may take
 _inherited: list[object] = []
@@ -56,9 +56,7 @@ class Heart:
             self._beat(owner, lease, deadline)
         except psycopg.Error as error:
             self._drop()
-            raise StoreUnavailableError(
-                f"{self._address.shown}: {said(error)}. The next heartbeat tries again"
-            ) from error
+            raise told(error, self._address, otherwise="The next heartbeat tries again") from error
         except BaseException:
             self._drop()
             raise
@@ -89,7 +87,7 @@ class Heart:
             if result is None:
                 break
             if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
-                error = psycopg.OperationalError(result.error_message.decode(errors="replace"))
+                error = _error_of(result)
         if error is not None:
             raise error
 
@@ -128,3 +126,13 @@ class Heart:
         """Let go of the connection; the next beat makes another one."""
         with self._guard:
             self._drop()
+
+
+def _error_of(result: pq.abc.PGresult) -> psycopg.Error:
+    """What the server has refused, as the error that the driver has for it."""
+    text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message).decode(errors="replace")
+    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    try:
+        return errors.lookup(state)(text)
+    except KeyError:
+        return psycopg.OperationalError(text)

@@ -25,7 +25,8 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from holdfast.store.postgres import arrays
 from holdfast.store.postgres.address import Address
-from holdfast.store.postgres.trouble import not_reached, translated
+from holdfast.store.postgres.trouble import not_reached, stranger, translated
+from holdfast.store.strangers import unless_a_stranger
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
@@ -59,7 +60,7 @@ class Connections:
 
     def __init__(self, address: Address, *, relaxed: bool) -> None:
         self.address, self.pid = address, os.getpid()
-        self._relaxed = relaxed
+        self._relaxed, self._known = relaxed, False
         self._writer: AsyncConnection | None = None
         self._writing = asyncio.Lock()
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -83,11 +84,10 @@ class Connections:
     async def connect(self) -> AsyncConnection:
         """A new connection outside of the pool. Raises StoreUnavailableError that says why there is none."""
         try:
-            connection = await AsyncConnection.connect(
-                self.address.conninfo, autocommit=True, cursor_factory=AsyncRawCursor
-            )
+            connection = await self._reach()
         except psycopg.Error as error:
             raise not_reached(error, self.address) from error
+        self._known = True
         try:
             with translated(self.address):
                 await self._configure(connection)
@@ -95,6 +95,14 @@ class Connections:
             await connection.close()
             raise
         return connection
+
+    async def _reach(self) -> AsyncConnection:
+        address = self.address
+        reaching = AsyncConnection.connect(address.conninfo, autocommit=True, cursor_factory=AsyncRawCursor)
+        # A server that was PostgreSQL before is not asked what it is: it has troubles enough when it is silent.
+        if self._known or address.only_host is None:
+            return await reaching
+        return await unless_a_stranger(reaching, *address.only_host, lambda answer: stranger(answer, address))
 
     async def _configure(self, connection: AsyncConnection) -> None:
         arrays.register(connection.adapters)

@@ -25,7 +25,6 @@ from psycopg import AsyncConnection
 from holdfast.errors import StoreDamagedError, StoreUnavailableError, StoreVersionError
 from holdfast.faults import fault
 from holdfast.store.postgres.address import Address
-from holdfast.store.postgres.trouble import read_only
 
 UNFINISHED = "('pending', 'running', 'waiting', 'paused', 'interrupted')"
 
@@ -102,7 +101,7 @@ MIGRATIONS: list[str] = [
 ]
 
 _ABOUT = """
-    select current_setting('server_encoding'), pg_is_in_recovery() or current_setting('transaction_read_only')::bool,
+    select current_setting('server_encoding'), pg_is_in_recovery(), current_setting('transaction_read_only')::bool,
         to_regnamespace($1::text) is not null, to_regclass($1::text || '.holdfast') is not null,
         exists (select 1 from pg_class where relnamespace = to_regnamespace($1::text))
 """
@@ -119,14 +118,22 @@ async def version(connection: AsyncConnection, address: Address) -> int:
     cursor = await connection.execute(_ABOUT, (schema,))
     row = await cursor.fetchone()
     assert row is not None
-    encoding, reads_only, _, ours, filled = row
+    encoding, replica, reads_only, _, ours, filled = row
     if encoding != "UTF8":
         raise StoreUnavailableError(
             f"{address.shown}: the database has the encoding {encoding}, and runs need UTF8. Create another database "
             f"(createdb --encoding=UTF8 --template=template0), or name one"
         )
+    if replica:
+        raise StoreUnavailableError(
+            f"{address.shown} is a read-only replica of another server, and a store is written to. Name the primary "
+            f"server in the URL, or promote this one"
+        )
     if reads_only:
-        raise StoreUnavailableError(f"{address.shown} cannot be written to. {read_only()}")
+        raise StoreUnavailableError(
+            f"{address.shown} takes no writes: default_transaction_read_only is on. Switch it off for this user or "
+            f"database, or name another server"
+        )
     if not ours:
         if filled:
             raise StoreDamagedError(

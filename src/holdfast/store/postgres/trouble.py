@@ -14,12 +14,51 @@ from psycopg_pool import PoolTimeout
 
 from holdfast.errors import StoreDamagedError, StoreError, StoreUnavailableError
 from holdfast.store.postgres.address import Address
+from holdfast.store.strangers import is_redis
 
 _GO_ON = "Nothing unacknowledged was counted as done; see to the server, then run it again"
 _QUESTION = re.compile(r" Is the server running [^?]*\?")
-_REFUSED = (errors.InvalidPassword, errors.InvalidAuthorizationSpecification)
+_READS_ONLY = "It only reads: name the primary server, not a replica, or switch default_transaction_read_only off"
 _MISSING = (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName)
 _BROKEN = (errors.DataCorrupted, errors.IndexCorrupted, errors.UniqueViolation, errors.NotNullViolation)
+
+# Before there is a connection, the driver's errors have no codes: they are told by their words. The first counts.
+_ADVICE = tuple(
+    (re.compile(words), advice)
+    for words, advice in (
+        (
+            "pg_hba.conf",
+            "Let an administrator allow this user, database and address in pg_hba.conf; where it says `no encryption`, "
+            "sslmode=require in the URL may do",
+        ),
+        (
+            "authentication failed|no password supplied",
+            "Check the user and the password in the URL, or set PGPASSWORD or ~/.pgpass",
+        ),
+        ('database ".*" does not exist', "Create it (createdb DATABASE), or name another one"),
+        ('role ".*" does not exist', "Create the user, or name another one in the URL"),
+        (
+            "too many|remaining connection slots",
+            "Raise max_connections of the server, or run fewer processes",
+        ),
+        ("session is read-only|server is in hot standby mode", "Name the primary server, not a replica"),
+        ("the database system is", "Wait until the server is up, then run it again"),
+        (
+            "SSL was required|SSL error|certificate|private key",
+            "Check sslmode and the other ssl options in the URL against what the server is set up for",
+        ),
+        (r"invalid \w+ value|bad value for|for connection option", "Correct that option in the URL"),
+        (
+            "configuration parameter|value for parameter|command-line argument|to set parameter",
+            "Correct `options` in the URL",
+        ),
+        (
+            "SSL negotiation|expected authentication request",
+            "What listens there does not speak as PostgreSQL does: check host and port in the URL",
+        ),
+    )
+)
+_OTHERWISE = "Start the server, or check host and port in the URL"
 
 
 class translated:
@@ -39,55 +78,53 @@ class translated:
         return False
 
 
-def told(error: Exception, address: Address) -> StoreError:
-    """The error of ours for one of the driver's."""
+def told(error: Exception, address: Address, otherwise: str = _GO_ON) -> StoreError:
+    """The error of ours for one of the driver's; `otherwise` is what to do where nothing better is known."""
     where, what = address.shown, said(error)
     if isinstance(error, errors.InsufficientPrivilege):
-        return StoreUnavailableError(f"{where}: {what}. {grants(address)}")
+        return StoreUnavailableError(f"{where}: {what}. {grants(address, tables_only='for table' in what)}")
     if isinstance(error, errors.ReadOnlySqlTransaction):
-        return StoreUnavailableError(f"{where}: {what}. {read_only()}")
+        return StoreUnavailableError(f"{where}: {what}. {_READS_ONLY}")
     if isinstance(error, _MISSING):
         return StoreUnavailableError(
             f"{where}: {what}. The tables of the store are not there any more: name another schema, or put them back"
         )
     if isinstance(error, _BROKEN):
         return StoreDamagedError(None, None, f"{where}: {what}")
-    return StoreUnavailableError(f"{where}: {what}. {_GO_ON}")
+    return StoreUnavailableError(f"{where}: {what}. {otherwise}")
 
 
 def not_reached(error: Exception, address: Address) -> StoreUnavailableError:
     """Why there is no connection, and what to do about it."""
     what = said(error)
-    if isinstance(error, _REFUSED) or "authentication failed" in what or "no password supplied" in what:
-        advice = "Check the user and the password in the URL, or set PGPASSWORD or ~/.pgpass"
-    elif isinstance(error, errors.InvalidCatalogName) or ("database" in what and "does not exist" in what):
-        advice = f"Create it (createdb {address.database}), or name another one"
-    elif isinstance(error, errors.TooManyConnections) or "too many" in what:
-        advice = "Raise max_connections of the server, or run fewer processes"
-    elif "role" in what and "does not exist" in what:
-        advice = "Create the user, or name another one in the URL"
-    else:
-        advice = "Start the server, or check host and port in the URL"
-    return StoreUnavailableError(f"{address.shown}: {what}. {advice}")
+    advice = next((advice for words, advice in _ADVICE if words.search(what)), _OTHERWISE)
+    return StoreUnavailableError(f"{address.shown}: {what}. {advice.replace('DATABASE', address.database)}")
 
 
-def grants(address: Address) -> str:
+def stranger(answer: bytes, address: Address) -> StoreUnavailableError | None:
+    """What is wrong where somebody answers a line of text; PostgreSQL says nothing to that, or begins with E and 0."""
+    if not answer or answer.startswith(b"E\0"):
+        return None
+    what = "is a Redis server" if is_redis(answer) else "does not speak as PostgreSQL does"
+    advice = "Write redis://HOST:PORT, or name the port of PostgreSQL" if is_redis(answer) else "Check host and port"
+    return StoreUnavailableError(f"{address.shown}: what listens there {what}. {advice} in the URL")
+
+
+def grants(address: Address, *, tables_only: bool) -> str:
     """What an administrator types so that this user may keep runs here."""
     user = f'"{address.user}"' if address.user else "the user"
     schema = address.quoted_schema
+    tables = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {user}"
+    if tables_only:
+        return f"Let an administrator run: {tables}"
     return (
         f'Let an administrator run: GRANT CREATE ON DATABASE "{address.database}" TO {user}; or, where the schema is '
-        f"there: GRANT USAGE, CREATE ON SCHEMA {schema} TO {user}; "
-        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {user}"
+        f"there: GRANT USAGE, CREATE ON SCHEMA {schema} TO {user}; {tables}"
     )
-
-
-def read_only() -> str:
-    """What to do about a server that takes no writes."""
-    return "It only reads: name the primary server, not a replica, or switch default_transaction_read_only off"
 
 
 def said(error: Exception) -> str:
     """What the error says, in one line."""
-    text = " ".join(str(error).split())
-    return _QUESTION.sub("", text).rstrip(".") or type(error).__name__
+    # With and without encryption the same may have been said twice.
+    lines = dict.fromkeys(line.strip().removeprefix("connection failed: ") for line in str(error).splitlines())
+    return _QUESTION.sub("", " ".join(" ".join(lines).split())).rstrip(".") or type(error).__name__
