@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from holdfast.model import Query
 from holdfast.store.locate import locate
 from holdfast.store.redis import RedisStore, store
 from holdfast.testing.build import commit, create, entry
+from servers.postgres import PostgresServer, free_port
 from servers.redis import RedisServer, new_prefix
 
 SECRET = "open-sesame-4711"
@@ -187,9 +189,44 @@ async def test_a_password_is_not_shown_when_the_server_is_not_there(tmp_path: ob
         f"unix://u:{SECRET}@{tmp_path}/none",
         f"rediss://:{SECRET}@[::1]:1",
     ):
-        with pytest.raises(StoreUnavailableError) as raised:
+        with pytest.raises(StoreUnavailableError, match=r"cannot be reached: .*Start the server, or check") as raised:
             await RedisStore(url).open()
+        assert "may have happened" not in str(raised.value)  # nothing was under way
         assert SECRET not in _all_that_is_said(raised.value)
+
+
+@pytest.mark.parametrize("number", [99, 10**20])
+async def test_a_database_that_the_server_does_not_have_is_no_damage(server: RedisServer, number: int) -> None:
+    with pytest.raises(StoreUnavailableError, match=r"has no database of this number. Name another one") as raised:
+        await RedisStore(f"unix://{server.socket}?db={number}").open()
+    assert f"db {number}" in str(raised.value)
+    assert "doctor" not in str(raised.value)
+
+
+async def test_what_is_no_redis_server_is_told_with_what_to_check(postgres: PostgresServer) -> None:
+    with pytest.raises(StoreUnavailableError, match="that Redis listens there, without TLS") as raised:
+        await RedisStore(f"redis://:{SECRET}@127.0.0.1:{postgres.port}").open()
+    assert SECRET not in _all_that_is_said(raised.value)
+
+
+async def test_a_server_without_tls_is_refused_at_once_though_it_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.store.redis.server.CONNECT_WITHIN", 600.0)
+    port = free_port()
+    plain = RedisServer("--port", str(port))
+    try:
+        async with asyncio.timeout(30):
+            with pytest.raises(StoreUnavailableError, match=r"does not speak TLS there. Write redis://") as raised:
+                await RedisStore(f"rediss://:{SECRET}@127.0.0.1:{port}").open()
+        assert SECRET not in _all_that_is_said(raised.value)
+    finally:
+        plain.remove()
+
+
+async def test_a_file_for_tls_that_is_not_there_is_hinted_at(tmp_path: object) -> None:
+    with pytest.raises(StoreUnavailableError, match=r"No such file or directory.* the files of the ssl_ options"):
+        await RedisStore(f"rediss://127.0.0.1:{free_port()}?ssl_ca_certs={tmp_path}/none").open()
 
 
 @pytest.mark.parametrize(
@@ -211,6 +248,22 @@ async def test_a_password_is_not_shown_when_the_server_is_not_there(tmp_path: ob
 )
 def test_a_url_that_is_not_clear_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(UsageError) as raised:
+        RedisStore(url)
+    assert SECRET not in _all_that_is_said(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("redis://host/0?nonsense=1", "'nonsense' is no option of a Redis store. There are: prefix, client_name"),
+        (f"redis://host/0?password={SECRET}&{SECRET}=x", "redis://USER:PASSWORD@HOST:PORT"),
+        ("redis://host/0?ssl_cert_reqs=none", "ssl_cert_reqs is an option of TLS, .* Write rediss://HOST:PORT"),
+        ("unix:///path?ssl_ca_certs=/x", "ssl_ca_certs is an option of TLS"),
+        (f"rediss://host/0?ssl_cert_reqs={SECRET}", "none of none, optional, required. Leave it out"),
+    ],
+)
+def test_an_option_that_is_none_is_told_with_what_there_is(url: str, advice: str) -> None:
+    with pytest.raises(UsageError, match=advice) as raised:
         RedisStore(url)
     assert SECRET not in _all_that_is_said(raised.value)
 

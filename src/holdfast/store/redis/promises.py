@@ -20,7 +20,7 @@ class Promises(NamedTuple):
 async def read_promises(server: Server) -> Promises:
     """What the server's settings come to. Raises StoreUnavailableError where no store can be."""
     where = server.where
-    info: dict[str, Any] = await server.do("INFO", "all")
+    info = await server.greet()
     if str(info.get("cluster_enabled", "0")) == "1":
         raise StoreUnavailableError(
             f"{where}: this is a Redis cluster. The commits of several runs are one script there and their keys are on "

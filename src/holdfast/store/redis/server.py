@@ -9,65 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import threading
-from typing import Any, Literal
+from typing import Any
 
 import redis
 import redis.asyncio
 from redis.asyncio.connection import BlockingConnectionPool
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError
 from redis.retry import Retry
 
 from holdfast.errors import StoreDamagedError, StoreUnavailableError
 from holdfast.faults import fault
 from holdfast.store.redis.address import Address
 from holdfast.store.redis.scripts import Script
+from holdfast.store.redis.trouble import not_reached, not_tls, told, translated
+from holdfast.store.strangers import unless_a_stranger
 
 ANSWER_WITHIN = 10.0  # seconds, well within the default lease
 CONNECT_WITHIN = 5.0
 _CONNECTIONS = 8
 _inherited: list[object] = []  # kept so that a forked child never touches its parent's connections
-
-# Told by their words: the driver and servers of several versions wrap these in errors of several kinds.
-_NOT_LET_IN = re.compile(r"NOAUTH|WRONGPASS|Authentication required|invalid username-password pair")
-_REFUSED = re.compile(r"\b(OOM|MISCONF|READONLY|NOREPLICAS|LOADING|BUSY|MASTERDOWN|NOPERM)\b")
-
-
-class translated:
-    """A context that turns the driver's errors into ours, with the original as the cause."""
-
-    __slots__ = ("_where",)
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> Literal[False]:
-        if isinstance(error, redis.RedisError | OSError):
-            raise _ours(self._where, error) from error
-        return False
-
-
-def _ours(where: str, error: redis.RedisError | OSError) -> StoreUnavailableError | StoreDamagedError:
-    text = str(error)
-    if isinstance(error, redis.AuthenticationError) or _NOT_LET_IN.search(text):
-        return StoreUnavailableError(f"{where} does not accept the user or the password. Name others in the URL.")
-    if isinstance(error, redis.ResponseError) and "WRONGTYPE" in text:
-        return StoreDamagedError(None, None, f"{where}: a key of the store is of another type")
-    refused = NoPermissionError | redis.ReadOnlyError | redis.OutOfMemoryError | redis.BusyLoadingError
-    if isinstance(error, refused) or (isinstance(error, redis.ResponseError) and _REFUSED.search(text)):
-        return StoreUnavailableError(f"{where} refused it, and nothing was written: {text}")
-    if isinstance(error, redis.ResponseError):
-        return StoreUnavailableError(f"{where} answered with an error: {text}. `holdfast doctor` looks for damage.")
-    return StoreUnavailableError(
-        f"{where} cannot be reached, or the connection was lost: {text.rstrip('.')}. What was under way may have "
-        f"happened or not, and is not counted as done; see that the server is up, then run it again."
-    )
 
 
 class Server:
@@ -99,9 +61,22 @@ class Server:
             # The server was restarted, or has never seen it: nothing was done, so it may be sent again.
             found = await self.do("EVAL", script.text, 0, *given)
         except (redis.RedisError, OSError) as error:
-            raise _ours(self.where, error) from error
+            raise told(self.where, error) from error
         fault("redis.after")
         return self.checked(found)
+
+    async def greet(self) -> dict[str, Any]:
+        """What the server says of itself. Nothing was asked of it before, so whatever is wrong, nothing has happened.
+
+        Raises StoreUnavailableError that says why it cannot be reached.
+        """
+        asking = self._send("INFO", "all")
+        try:
+            if self.address.tls is not None:
+                asking = unless_a_stranger(asking, *self.address.tls, lambda answer: not_tls(self.where, answer))
+            return dict(await asking)
+        except (redis.RedisError, OSError) as error:
+            raise not_reached(self.address, error) from error
 
     async def do(self, *command: str | bytes | float) -> Any:
         """What one plain command gives."""
