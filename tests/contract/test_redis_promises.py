@@ -64,9 +64,7 @@ async def test_a_server_that_promises_less_is_not_durable_and_says_so_once(
         one = RedisStore(url)
         await one.open()
         assert one.capabilities == {"shared"}
-        ((run, problem),) = await one.inspect()
-        assert run is None
-        assert said in problem
+        assert await one.inspect() == []  # a weaker promise is no damage
         await one.close()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert said in caplog.text

@@ -13,6 +13,7 @@ import pytest
 
 import holdfast.blocking as blocking
 from holdfast.runtime import Runtime
+from servers.redis import RedisServer
 
 
 @pytest.fixture
@@ -162,3 +163,21 @@ def test_the_blocking_face_gives_them_one_by_one(cli: Any, store: Path) -> None:
     with blocking.Runtime(store, create=False) as runtime:
         first = next(runtime.doctor())
     assert (first.run, first.seq) == ("r1", 3)
+
+
+def test_a_redis_server_that_promises_less_is_sound_and_warned_of_once(cli: Any) -> None:
+    server = RedisServer("--appendfsync", "everysec")
+    try:
+        cli.environment["HOLDFAST_STORE"] = server.url()
+        assert cli("start", "app.py:report", '{"topic": "tides"}', "--id", "r1").returncode == 0
+        done = cli("doctor")
+        assert (done.returncode, done.stdout) == (0, "1 run checked: all sound\n")
+        (line,) = done.stderr.splitlines()
+        assert "appendfsync everysec" in line
+        done = cli("doctor", "--json")
+        assert (done.returncode, json.loads(done.stdout)) == (0, {"ok": True, "runs": 1, "problems": []})
+        with server.client() as client:
+            client.delete("holdfast:log:r1")
+        assert cli("doctor").returncode == 7  # damage is damage
+    finally:
+        server.remove()

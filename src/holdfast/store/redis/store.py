@@ -217,9 +217,7 @@ class RedisStore(Store):
         return await self._here().listener.wait(seen, timeout, "ready" if ready else "any")
 
     async def inspect(self) -> list[tuple[str | None, str]]:
-        opened = self._here()
-        promises = await read_promises(opened.server)
-        return [(None, problem) for problem in promises.problems] + await opened.inspector.problems()
+        return await self._here().inspector.problems()
 
     def _leave_out(self, error: StoreDamagedError) -> None:
         if str(error) not in self._told:
