@@ -9,8 +9,22 @@ from typing import Any
 
 import pytest
 
-from holdfast import CheckpointPolicy, Pipeline, RunHandle, Runtime, ask, blocking, call, flow, receive, sleep, step
+from holdfast import (
+    CheckpointPolicy,
+    Pipeline,
+    RunHandle,
+    Runtime,
+    ask,
+    blocking,
+    call,
+    flow,
+    receive,
+    sleep,
+    spawn,
+    step,
+)
 from holdfast.context import Suspended
+from holdfast.engine import waking
 from holdfast.errors import (
     RunCancelledError,
     RunInterruptedError,
@@ -502,3 +516,44 @@ async def test_a_waiting_run_that_cannot_be_taken_up_is_not_claimed_all_the_time
         for _ in range(20):
             await rt._waker._look()
         assert store.claims <= 2
+
+
+# What comes while it is being let go
+
+
+@pytest.mark.parametrize("what", ["a message", "a child's end"])
+async def test_what_comes_in_while_the_run_unwinds_wakes_it_at_once(
+    make_runtime: MakeRuntime, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """By then it is taken out of the inbox, so that nobody who looks for runs with mail finds it."""
+    monkeypatch.setattr(waking, "CHILDREN_EVERY", 3600.0)
+    unwinding, unwound, child_may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @flow
+    async def child() -> str:
+        await call(child_may_end.wait)
+        return "came"
+
+    @flow
+    async def body() -> str:
+        try:
+            return str(await (receive("news") if what == "a message" else spawn(child, id="child")))
+        except asyncio.CancelledError:
+            unwinding.set()
+            await unwound.wait()
+            raise
+
+    class TellsWhenTaken(WatchedStore):
+        def _count(self, batch: Any) -> None:
+            super()._count(batch)
+            if any(commit.run == "r1" and commit.take for commit in batch):
+                unwound.set()
+
+    async with make_runtime(TellsWhenTaken(make_store())) as rt:
+        handle = await rt.start(body, id="r1")
+        await unwinding.wait()
+        if what == "a message":
+            await rt.send("r1", "news", "came")
+        child_may_end.set()
+        async with asyncio.timeout(20):
+            assert await handle.result() == "came"

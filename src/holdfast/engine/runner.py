@@ -275,6 +275,8 @@ class Runner:
         if waits.left_with is None:
             return await self.interrupt()
         what, due, asks = waits.left_with
+        if waits.has_come:
+            due = self.around.clock.now()
         stale = self.host.inbox.stale(asks)
         mark = (Kind.WAITING, {"for": what, "until": due})
         await self.saving.leave(RunStatus.WAITING, [mark], take=stale, attempt=0, wake_at=due, waiting_for=what)

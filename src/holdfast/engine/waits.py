@@ -68,6 +68,8 @@ class Waits:
         self._clockwork: asyncio.Task[None] | None = None
         self._due_first: float | None = None
         self._host.inbox.changed = self.match
+        self._left: list[dict[str, Any]] = []
+        """The waits with which the run was let go."""
         self.left_with: LeftWith | None = None
         """Set when the run is let go; None when it leaves with something that it could do at once."""
 
@@ -349,11 +351,22 @@ class Waits:
         first = self._first_due()
         if first is not None and first - self._host.clock.now() < MOMENTS and not self._host.hurries:
             return  # whoever watches the clock looks around again
-        bodies = [parked.body for parked in self._parked.values()]
+        bodies = self._left = [parked.body for parked in self._parked.values()]
         if bodies and not self._held:
             asks = tuple(body["ask"] for body in bodies if body["wait"] == "ask")
             self.left_with = LeftWith(describe(*bodies), first, asks)
         self._host.let_go()
+
+    @property
+    def has_come(self) -> bool:
+        """Whether something that is waited for has come in since the run was let go.
+
+        It is in the log, or taken out of the inbox, where nobody who looks for runs to wake would find it.
+        """
+        inbox = self._host.inbox
+        topics = {body["topic"] for body in self._left if body["wait"] == "receive"}
+        children = {body["run"] for body in self._left if body["wait"] == "child"}
+        return any(one.topic in topics for one in inbox.signals) or not children.isdisjoint(inbox.ended)
 
     def close(self) -> None:
         """Nothing more is waited for here; whoever is parked in a thread unwinds."""
