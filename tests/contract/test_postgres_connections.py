@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -215,19 +216,35 @@ async def test_when_the_server_has_closed_every_connection_the_next_call_gets_a_
 ) -> None:
     """As after a restart. The pool's own check would rest for one, two and four seconds first."""
     assert direct._opened is not None
-    all_here, gone = asyncio.Barrier(POOL_SIZE), "select 1 from pg_stat_activity where pid = any (%s)"
+    all_here = asyncio.Barrier(POOL_SIZE)
 
-    async def work(connection: Any) -> int:
+    async def work(connection: Any) -> Any:
         await all_here.wait()
-        return int(connection.info.backend_pid)
+        return connection
 
-    used = list(await asyncio.gather(*(direct._opened[0].do(work) for _ in range(POOL_SIZE))))
+    used = await asyncio.gather(*(direct._opened[0].do(work) for _ in range(POOL_SIZE)))
     with postgres.connect() as admin:
-        admin.execute("select pg_terminate_backend(pid) from unnest(%s::int[]) pid", (used,))
-        while admin.execute(gone, (used,)).fetchall():
-            await asyncio.sleep(0.01)
+        admin.execute(
+            "select pg_terminate_backend(pid) from unnest(%s::int[]) pid", ([one.info.backend_pid for one in used],)
+        )
+    for one in used:
+        hung_up = select.poll()
+        hung_up.register(one.fileno(), select.POLLRDHUP)
+        assert hung_up.poll(AT_MOST * 1000)
     async with asyncio.timeout(3.0):
         assert await direct.post_mail("run", Mail("send")) is Posted.NO_RUN
+
+
+async def test_who_waits_for_the_server_has_a_connection_soon_after_it_is_back(
+    store: PostgresStore, proxy: PgProxy
+) -> None:
+    """Five tries in vain. The pool would rest for one, two, four and eight seconds between them, and give up."""
+    await settled(store)
+    proxy.cut()
+    await asyncio.sleep(0)  # lets the proxy close what it holds
+    proxy.refuse = 5
+    assert await store.read_heads(["run"]) == [None]
+    assert proxy.refuse == 0
 
 
 async def test_after_a_restart_of_the_server_the_next_call_works(own: PostgresServer) -> None:

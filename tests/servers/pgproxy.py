@@ -22,6 +22,8 @@ class PgProxy:
         self.lose_next = ""
         """A piece of a message: the reply to the one that has it is lost, once, and the connection cut."""
         self.lost = asyncio.Event()
+        self.refuse = 0
+        """How many connections are still to be closed at once."""
         self.open = asyncio.Event()
         """While this is not set, replies are kept back."""
         self.open.set()
@@ -37,6 +39,10 @@ class PgProxy:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
+        if self.refuse:
+            self.refuse -= 1
+            writer.close()
+            return
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
         self._writers |= {writer, to_server}
         losing = asyncio.Event()

@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncRawCursor
@@ -33,6 +34,7 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 
 POOL_SIZE = 4
 _WAIT_FOR_CONNECTION = 10.0  # seconds
+_REST = 0.1
 _WAIT_FOR_THE_END = 10.0
 _inherited: list[object] = []  # kept so that a forked child never closes its parent's connections
 
@@ -52,6 +54,23 @@ _LOOKUPS_ONLY = """
 """
 
 
+class _Patient(AsyncConnection):
+    """Connects as soon as the server can be reached. The pool would rest between its tries, twice as long each time."""
+
+    @classmethod
+    async def connect(  # type: ignore[override]
+        cls, conninfo: str = "", *, goes_on: Callable[[], bool], **given: Any
+    ) -> Self:
+        deadline = time.monotonic() + _WAIT_FOR_CONNECTION
+        while True:
+            try:
+                return await super().connect(conninfo, **given)
+            except psycopg.OperationalError:
+                if not goes_on() or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_REST)
+
+
 class Connections:
     """Belongs to the process and the event loop that made it.
 
@@ -64,9 +83,11 @@ class Connections:
         self._writer: AsyncConnection | None = None
         self._writing = asyncio.Lock()
         self._under_way: set[asyncio.Task[Any]] = set()
+        self._closing = False
         self._pool: AsyncConnectionPool[AsyncConnection] = AsyncConnectionPool(
             address.conninfo,
-            kwargs={"autocommit": True, "cursor_factory": AsyncRawCursor},
+            connection_class=_Patient,
+            kwargs={"autocommit": True, "cursor_factory": AsyncRawCursor, "goes_on": lambda: not self._closing},
             configure=self._configure,
             min_size=0,
             max_size=POOL_SIZE,
@@ -192,6 +213,7 @@ class Connections:
         if self._writer is not None:
             await self._writer.close()
             self._writer = None
+        self._closing = True
         await self._pool.close()
 
 
