@@ -218,9 +218,11 @@ async def test_what_the_statements_claim_is_what_they_should(store: PostgresStor
     assert all(len(claim.mail) == 1 for claim in mailed)
 
 
-async def test_commits_look_their_runs_up_even_while_the_tables_are_empty(postgres_url: str) -> None:
+async def test_commits_look_their_runs_up_even_while_the_tables_are_empty(
+    postgres: PostgresServer, postgres_schema: str
+) -> None:
     """Their plans are made once, by whoever comes first, and kept."""
-    store = PostgresStore(postgres_url)
+    store = PostgresStore(postgres.url(postgres_schema))  # where no other test has left anything to be counted
     await store.open()
     batch = [commit(f"run-{k:03}", 2) for k in range(100)]
     text, values = writing._statement(list(enumerate(batch)))

@@ -22,8 +22,11 @@ def count_commits(tell: Callable[[], None] = lambda: None) -> Callable[[], int]:
     """Begin to count; gives what tells the count. `tell` is called at each, for whoever may not live to tell it."""
     counted = [0]
 
+    lock = threading.Lock()
+
     def count(by: int = 1) -> None:
-        counted[0] += by
+        with lock:  # runs commit in threads of their own
+            counted[0] += by
         for _ in range(by):
             tell()
 

@@ -18,7 +18,7 @@ from .stores import url
 def test_a_dead_owner_is_recognised_at_once_and_not_when_its_lease_runs_out(
     kind: str, tmp_path: Path, nursery: Nursery
 ) -> None:
-    arguments = {"store": url(kind, tmp_path), "run": "run", "seed": 1, "steps": 12, "work": 0.001}
+    arguments = {"store": url(kind, tmp_path), "run": "run", "seed": 1, "steps": 40, "work": 0.01}
     arguments |= {"ledger": str(tmp_path / "ledger")}
     child = nursery.start("plain", **arguments)  # with a lease of an hour
     while child.wait_for("started")["step"] < 5:
@@ -30,7 +30,7 @@ def test_a_dead_owner_is_recognised_at_once_and_not_when_its_lease_runs_out(
     again = nursery.start("plain", **arguments)
     assert again.wait_for("started")["step"] >= 5
     assert time.monotonic() - begun < 10
-    assert result_of(again.finish()) == steps.expected(1, 12)
+    assert result_of(again.finish()) == steps.expected(1, 40)
 
 
 def test_a_forked_child_reads_with_the_store_it_inherited_and_needs_a_runtime_of_its_own(
