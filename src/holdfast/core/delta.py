@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _WORTH_APPENDING = 16  # Characters; below that the text is as short as the operation.
 _TRIES = 8  # Places in a list at which a window may go on; more would be guessing.
+_PARTED = frozenset({dict, list, str})
 _MAX_PATH = 60  # What is changed further down is written whole: nobody reads such a path, and the stack has an end.
 
 
@@ -64,7 +65,7 @@ def apply(tree: Tree, ops: Any, recall: Callable[[Any], Tree] | None = None) -> 
 
 def _diff(old: Any, new: Any, path: list[Any], ops: list[Any]) -> None:
     kind = type(new)
-    if kind is not type(old) or kind not in (dict, list, str) or len(path) > _MAX_PATH:
+    if kind is not type(old) or kind not in _PARTED or len(path) > _MAX_PATH:
         if not same(old, new):
             ops.append(["set", path, new])
     elif kind is dict:

@@ -86,11 +86,10 @@ class Encoder:
                 out = old
                 for key in old:
                     # Looking up `key` runs no code of the user's: it is a string of the old tree.
-                    if value[key] is old[key]:
-                        continue
                     item, before = value[key], old[key]
-                    of_a_length = type(item) is list and type(before) is list and len(item) == len(before)
-                    if of_a_length and all(map(is_, item, before)):
+                    if item is before:
+                        continue
+                    if type(item) is type(before) is list and len(item) == len(before) and all(map(is_, item, before)):
                         continue  # As `_list` would find, for less than it costs to call it.
                     tree = self._handlers.get(type(item), self._refuse)(item, before, depth + 1)
                     if tree is not before:
@@ -107,22 +106,20 @@ class Encoder:
         return old if unchanged else out
 
     def _new_dict(self, value: dict[Any, Any], old: Any, depth: int) -> Any:
-        """A dict where there was none. The commonest leaves are told here: a call for each would cost more."""
+        """A dict where there was none, in a copy. The commonest leaves stay in it: a call for each would cost more."""
         if not _json_keys(value):
             return self._pairs(value, old, depth)
         find, refuse, key = self._handlers.get, self._refuse, ""
-        out: dict[str, Any] = {}
+        out = value.copy()
         try:
-            for key, item in value.items():
+            for key, item in out.items():
                 kind = type(item)
-                if (
+                if not (
                     (kind is str and item.isascii())
                     or kind in _ALWAYS_LEAVES
                     or (kind is int and -_INT64 <= item < _INT64)
                     or (kind is float and isfinite(item))
                 ):
-                    out[key] = item
-                else:
                     out[key] = find(kind, refuse)(item, ABSENT, depth + 1)
         except Problem as problem:
             problem.trail.append(at_key(key))
@@ -157,7 +154,7 @@ class Encoder:
             raise too_deep()
         if type(old) is not list:
             old = ()
-            if set(map(type, value)) == _TEXT and all(map(str.isascii, value)):
+            if _TEXT.issuperset(map(type, value)) and all(map(str.isascii, value)):
                 return list(value)  # the commonest leaves, told as in `_new_dict`
         elif len(value) == len(old) and all(map(is_, value, old)):
             return old
@@ -233,7 +230,7 @@ def _are_all(out: list[Any], old: Any) -> bool:
 
 def _json_keys(value: dict[Any, Any]) -> bool:
     """Whether the dict can be a JSON object that nobody takes for a mark."""
-    if not set(map(type, value)) <= _TEXT or MARK in value:
+    if not _TEXT.issuperset(map(type, value)) or MARK in value:
         return False
     return "".join(value).isascii() or all(scalars.text(key) is key for key in value)
 
