@@ -23,8 +23,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clock."""
 
-    def now(self) -> float:
-        return time.time()
+    now = staticmethod(time.time)  # with no frame of its own: every step asks several times
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -65,8 +65,8 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def skips(self) -> bool:
         """Whether a step may be finished and not saved."""
-        triggers = (self.interval, self.on_complete, self.throttle)
-        return any(trigger is not None for trigger in triggers) or (self.every_n_steps or 1) > 1
+        by_other = self.interval is not None or self.on_complete is not None or self.throttle is not None
+        return by_other or (self.every_n_steps or 1) > 1
 
     @property
     def retains(self) -> bool:
