@@ -24,23 +24,21 @@ class Told(Protocol):
         ...
 
 
-class Control:
+class Control(msgspec.Struct, eq=False):
     """Wishes, as they come in by mail or from the runtime. The runner honours them at its safe points."""
 
+    _told: Told
     cancel: Mail | None = None
     pause: Mail | None = None
-    stop = False
+    stop: bool = False
     """Hand the run back at the next safe point."""
-    cut = False
+    cut: bool = False
     """Hand it back at once, in the middle of the step."""
-    wanted = False
+    wanted: bool = False
     """Whether there is anything to honour."""
     _checkpoints: dict[int, Mail] | None = None
     _seen: set[int] | None = None
     _wake: asyncio.Future[None] | None = None
-
-    def __init__(self, told: Told) -> None:
-        self._told = told
 
     @property
     def leaves(self) -> bool:

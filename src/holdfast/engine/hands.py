@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
+
 from holdfast.context import Frame, enter, leave, leave_for_good
 from holdfast.engine.threads import Lane, Lanes
 from holdfast.errors import StepTimeoutError
@@ -23,15 +25,13 @@ class StepRaised(Exception):
         self.error = error
 
 
-class Hands:
+class Hands(msgspec.Struct, eq=False):
     """Does the functions of one live run. Consecutive `def` steps stay in one thread."""
 
+    _lanes: Lanes
     _lane: Lane | None = None
-    interruptible = True
+    interruptible: bool = True
     """Whether the body under way can be cancelled at its await; a thread cannot."""
-
-    def __init__(self, lanes: Lanes) -> None:
-        self._lanes = lanes
 
     async def do_step(self, step: Work, args: tuple[Any, ...], frame: Frame) -> Any:
         """The result of a step's function, which holds `frame` from now on."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.clock import Clock
 from holdfast.context import Frame, RunContext
 from holdfast.core.codec import Codec, dumps
 from holdfast.core.events import when
@@ -15,6 +16,7 @@ from holdfast.engine.inbox import Inbox
 from holdfast.engine.info import Info
 from holdfast.engine.notes import Notes
 from holdfast.engine.surroundings import Children
+from holdfast.engine.writer import RunWriter
 from holdfast.errors import HoldfastError, OwnershipLostError
 from holdfast.model import Head, Kind, Mail, Posted
 
@@ -22,20 +24,23 @@ if TYPE_CHECKING:
     from holdfast.engine.runner import Runner
 
 
-class RunHost:
+class RunHost(msgspec.Struct, eq=False):
     """Belongs to one live run and outlives the attempts of its steps."""
 
+    _runner: Runner
+    writer: RunWriter
+    clock: Clock
+    codec: Codec
+    hands: Hands
+    head: Head
+    begun_journal: Journal | None
+    """What was already done inside the step under way, once there may be anything."""
     begun_notes: Notes | None = None
     """What writes while a step is under way, once there has been anything to write."""
     _inbox: Inbox | None = None
     _memo: dict[str, Any] | None = None
     _declared: set[Any] | None = None
     _said: tuple[dict[str, Any], str] | None = None
-
-    def __init__(self, runner: Runner, codec: Codec, hands: Hands, head: Head, journal: Journal | None) -> None:
-        self._runner, self.codec, self.hands, self.head = runner, codec, hands, head
-        self._journal = journal
-        self.writer, self.clock = runner.writer, runner.around.clock
 
     @property
     def children(self) -> Children:
@@ -62,14 +67,14 @@ class RunHost:
     @property
     def journal(self) -> Journal:
         """What was already done inside the step under way."""
-        if self._journal is None:
-            self._journal = Journal()
-        return self._journal
+        if self.begun_journal is None:
+            self.begun_journal = Journal()
+        return self.begun_journal
 
     @property
     def journaled(self) -> bool:
         """Whether there may be anything in the journal."""
-        return self._journal is not None
+        return self.begun_journal is not None
 
     @property
     def notes(self) -> Notes:
@@ -174,14 +179,14 @@ class RunHost:
         marks = []
         if self.begun_notes is not None:
             marks = await self.begun_notes.hand_over()
-        if self._journal is not None:
-            unasked, chunks = self._journal.unasked(number), self._journal.left_over(number)
+        if self.begun_journal is not None:
+            unasked, chunks = self.begun_journal.unasked(number), self.begun_journal.left_over(number)
             if unasked:
                 marks.append((Kind.CALLS_UNASKED, {"keys": unasked[:100], "count": len(unasked)}))
             if chunks:
                 marks.append((Kind.SUPERSEDED, {"seqs": chunks}))
                 self.show("superseded", data={"seqs": chunks})
-            self._journal.finish(number)
+            self.begun_journal.finish(number)
         self.writer.marks_due += tuple(marks)
 
     async def settle(self) -> None:

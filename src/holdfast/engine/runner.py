@@ -68,13 +68,12 @@ class _LetGo(Exception):
 class Runner:
     """One run, from where it stands to where it leaves this process."""
 
-    _task: asyncio.Task[Any] | None = None
-    scope: StepScope | None = None
+    _task: asyncio.Task[Any] | None  # all is set at once, as in RunWriter
+    scope: StepScope | None
     """The attempt under way."""
-    _verdict: Exception | None = None
+    _verdict: Exception | None
     """Why whatever the attempt under way comes to does not count."""
-    _cancelled = False
-    _waits: Waits | None = None
+    _waits: Waits | None
     """What the last attempt waited for."""
 
     def __init__(
@@ -96,9 +95,10 @@ class Runner:
         self.around, self._flow, self._codec, self.writer, self._hands = around, flow, codec, writer, hands
         self._retry, self._failures, self._retry_at = retry, failures, retry_at
         self._takeups, self._came_to = writer.attempt, writer.came_to
-        self._raw_state = getattr(flow, "raw_state", False)
+        self._raw_state, self._cancelled = getattr(flow, "raw_state", False), False
+        self._task = self.scope = self._verdict = self._waits = None
         self.control = Control(self)
-        self.host = RunHost(self, codec, hands, head, journal)
+        self.host = RunHost(self, writer, around.clock, codec, hands, head, journal)
         self.saving = Saving(around, writer, self.control, policy, retention, self.host)
         self.saving.watcher = getattr(flow, "observe", None)
 
@@ -233,7 +233,7 @@ class Runner:
         if after.result is not NO_RESULT:
             self._came_to = {"result": self._codec.encode(after.result, path="result")}
         # Only now is the attempt known not to fail: one that cannot be stored is tried again with its calls.
-        if self.host.journaled or self.host.begun_notes is not None:
+        if self.host.begun_journal is not None or self.host.begun_notes is not None:
             await self.host.finish_step(number)
         return after.cursor, tree, after.change  # the copy is let go before the commit is waited for
 

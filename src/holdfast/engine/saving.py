@@ -23,13 +23,14 @@ _SHOWN_LIVE = frozenset({"step_started", "resumed", "emitted", "superseded"})
 class Saving:
     """Belongs to one live run."""
 
-    watcher: Callable[[Event], Any] | None = None
+    # All is set at once, as in RunWriter.
+    watcher: Callable[[Event], Any] | None
     """What of the flow itself wants to know of every event that is durable."""
-    _change: Sequence[Any] | None = ()
+    _change: Sequence[Any] | None
     """What of the state has changed since it was last saved; None when that has to be searched for."""
-    due: StepTaken | None = None
+    due: StepTaken | None
     """The step after which all that is not saved yet is to be saved now."""
-    _shown = 0
+    _shown: int
     """How many of those that are not saved yet have been shown as completed."""
 
     def __init__(
@@ -47,6 +48,8 @@ class Saving:
         self.tree: Tree = writer.tree
         self.cursor: dict[str, Any] = writer.cursor
         self._unsaved: list[StepTaken] = []
+        self._change, self._shown = (), 0
+        self.due = self.watcher = None
         self._saved_at = around.clock.now()
         self._saves_all = policy.every_n_steps is None and not policy.skips
 
@@ -79,7 +82,7 @@ class Saving:
         self.due = None
         try:
             progress = Progress(self.tree, self.cursor, self._unsaved, self._change)
-            if self._retention is None and not self._host.journaled:
+            if self._retention is None and self._host.begun_journal is None:
                 mail = await self._writer.write(progress=progress)
             else:
                 mail = await self._writer.write(progress=progress, extra=self._carried(None), **self._new_floor())

@@ -21,7 +21,9 @@ StepTaken = tuple[str, float, float]
 Mark = tuple[Kind, dict[str, Any]]
 _AT_ONCE = 0.001
 
-_RUNNING, _CHECKPOINT = RunStatus.RUNNING, Kind.CHECKPOINT  # looked at in every step, and slow to find in their enums
+# Looked at in every step or run, and slow to find in their enums.
+_RUNNING, _CHECKPOINT, _SIGNAL, _RECEIVED = RunStatus.RUNNING, Kind.CHECKPOINT, Kind.SIGNAL, Kind.RECEIVED
+_NOT_BEGUN = frozenset({RunStatus.WAITING, RunStatus.PENDING})
 
 
 class Progress(msgspec.Struct, gc=False):
@@ -37,27 +39,28 @@ class Progress(msgspec.Struct, gc=False):
 class RunWriter:
     """Knows what the store holds of the run, and writes what comes next under the run's fence."""
 
-    said: dict[str, Any] | None = None
+    # All is set at once, when a writer is made: what is added to many of them later takes each a dict of its own.
+    said: dict[str, Any] | None
     """How far the step under way says it is: shown with the cursor, never part of a checkpoint."""
-    branch = 0
-    checkpoint_seq = 0
-    beside = 0
+    branch: int
+    checkpoint_seq: int
+    beside: int
     """Bytes that calls, waits and chunks have added to the log since the segment began."""
-    pending: tuple[Signal, ...] = ()
+    pending: tuple[Signal, ...]
     """The messages in the log that nobody has received yet."""
-    marks_due: tuple[Mark, ...] = ()
+    marks_due: tuple[Mark, ...]
     """What happened already and travels with the next commit."""
-    fields_due: dict[str, Any] | None = None
+    fields_due: dict[str, Any] | None
     """What of the head has changed already and travels with it too."""
-    written: Sequence[Entry] = ()
+    written: Sequence[Entry]
     """The entries of the last commit."""
-    closed = False
+    closed: bool
     """Nothing more is written from here."""
-    given_up = False
+    given_up: bool
     """The store knows that the run is not owned by this writer any more."""
-    heard_at = 0.0
+    heard_at: float
     """When the store last said what mail there is, on the event loop's clock."""
-    _in_doubt: tuple[_Landed, ...] = ()
+    _in_doubt: tuple[_Landed, ...]
 
     def __init__(self, committer: Committer, clock: Clock, head: Head, point: Point | None) -> None:
         """Without a point only the status can be written: for a run that cannot be gone on with."""
@@ -65,8 +68,10 @@ class RunWriter:
         self._committer, self._clock = committer, clock
         self.run, self.owner, self.fence = head.id, head.owner, head.fence
         self.status, self.attempt, self.seq, self.floor = head.status, head.attempt, head.seq, head.floor
-        self.started_at = head.started_at
-        self._waited = head.waiting_for is not None
+        self.started_at, self._waited = head.started_at, head.waiting_for is not None
+        self.marks_due, self.pending, self.written, self._in_doubt = (), (), (), ()
+        self.branch, self.checkpoint_seq, self.beside, self.heard_at = 0, 0, 0, 0.0
+        self.said, self.fields_due, self.closed, self.given_up = None, None, False, False
         self.tree: Tree = None
         self.came_to: dict[str, Tree] = {}
         if point is None:
@@ -284,19 +289,19 @@ class RunWriter:
         stepped: bool,
     ) -> HeadChange | None:
         """The head is touched only when something of it changes: that spares most steps a second write."""
-        if status is None and advances and self.status not in (RunStatus.RUNNING, RunStatus.PENDING):
-            status = RunStatus.RUNNING
+        if status is None and advances and self.status not in (_RUNNING, RunStatus.PENDING):
+            status = _RUNNING
         if status is not None and status != self.status:
             check_transition(self.status, status)
             fields["status"] = status
-        if status is not None and status != RunStatus.RUNNING:
+        if status is not None and status != _RUNNING:
             fields["owner"] = None
             fields["ended_at"] = now if status in ENDED else None
         elif status is not None and self.started_at is None:
             fields["started_at"] = now
         if advances and self.attempt != 1:
             fields.setdefault("attempt", 1)
-        if "status" in fields and self.status in (RunStatus.WAITING, RunStatus.PENDING):
+        if "status" in fields and self.status in _NOT_BEGUN:
             fields.setdefault("wake_at", None)  # it is due, or begun
         if self._waited and (stepped or status in ENDED):
             fields.setdefault("waiting_for", None)
@@ -336,9 +341,9 @@ class RunWriter:
 
     def _count_beside(self, entry: Entry) -> None:
         self.beside += len(entry.body)
-        if entry.kind == Kind.SIGNAL:
+        if entry.kind == _SIGNAL:
             self.pending = with_signal(self.pending, entry.seq, msgspec.json.decode(entry.body))
-        elif entry.kind == Kind.RECEIVED:
+        elif entry.kind == _RECEIVED:
             received = msgspec.json.decode(entry.body)["signal"]
             self.pending = tuple(signal for signal in self.pending if signal.seq != received)
 
@@ -362,7 +367,7 @@ def _told(steps: Sequence[StepTaken], now: float) -> Sequence[Any]:
 def _last_checkpoint(entries: Sequence[Entry]) -> Entry:
     if len(entries) == 1:
         return entries[0]
-    return next(entry for entry in reversed(entries) if entry.kind == Kind.CHECKPOINT)
+    return next(entry for entry in reversed(entries) if entry.kind == _CHECKPOINT)
 
 
 async def create_run(
@@ -385,10 +390,9 @@ async def create_run(
     change = HeadChange(owner=None) if give_up else None
     commit = Commit(run=head.id, owner=head.owner, fence=head.fence, create=head, entries=(entry,), change=change)
     reply = await committer.commit(commit)
-    if reply.refused is Refusal.EXISTS:
-        raise RunExistsError(head.id)
     if reply.refused is not None:
-        raise StoreError(f"run {head.id} could not be created: {reply.refused}")
+        taken = reply.refused is Refusal.EXISTS
+        raise RunExistsError(head.id) if taken else StoreError(f"run {head.id} could not be created: {reply.refused}")
     point = Point(entry, tree, cursor, 1, 0, len(encoded), body)
     point.plain = not may_hold_marks(encoded)
     writer = RunWriter(committer, clock, head, point)
