@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import Pipeline, RunHandle, Runtime
+from holdfast import Pipeline, RunHandle, Runtime, step
+from holdfast.engine.engine import Engine
+from holdfast.engine.live import LiveRun
 from holdfast.errors import RunCancelledError, RunExistsError
 
 MakeRuntime = Callable[..., Runtime]
@@ -61,3 +63,24 @@ async def test_a_cancel_from_elsewhere_reaches_runs_that_saved_their_last_steps_
         for handle in handles:
             with pytest.raises(RunCancelledError):
                 await asyncio.wait_for(handle.result(), 30)
+
+
+async def test_the_objects_of_a_live_run_have_all_their_attributes_from_the_beginning(
+    make_runtime: MakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What many objects of a class get only later takes each of them a dict of its own, and slows every look at it."""
+    made: list[tuple[object, set[str]]] = []
+    admit = Engine.admit
+
+    def noting(engine: Engine, *given: Any, **known: Any) -> LiveRun:
+        live = admit(engine, *given, **known)
+        runner = live.runner
+        made.extend((part, set(vars(part))) for part in (runner, runner.saving, runner.writer))
+        return live
+
+    monkeypatch.setattr(Engine, "admit", noting)
+    async with make_runtime() as rt:
+        twice = Pipeline("twice", [add, step(name="again")(add)])
+        await asyncio.gather(rt.run(twice, []), rt.run(twice, []))
+    assert len(made) == 6
+    assert [set(vars(part)) - before for part, before in made] == [set()] * 6

@@ -87,8 +87,9 @@ def _diff_dict(old: dict[str, Any], new: dict[str, Any], path: list[Any], ops: l
             return
         ops.extend(["del", [*path, key]] for key in old if key not in new)
     for key in kept:
-        if old[key] is not new[key]:
-            _diff(old[key], new[key], [*path, key], ops)
+        before, after = old[key], new[key]
+        if before is not after:
+            _diff(before, after, [*path, key], ops)
     replaced = len(ops)
     if len(new) > len(kept):
         ops.extend(["set", [*path, key], new[key]] for key in list(new)[len(kept) :])

@@ -170,8 +170,9 @@ class Saving:
             self._control.deliver(mail)
 
     def _wrote(self, *, saved: bool) -> None:
-        shown_already, self._shown = (self._shown, 0) if saved else (0, self._shown)
+        shown_already = 0
         if saved:
+            shown_already, self._shown = self._shown, 0
             self._unsaved = []
             self._change = ()
             self._saved_at = self._writer.written[-1].at
