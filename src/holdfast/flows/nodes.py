@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor
 from typing import Any, get_origin, is_typeddict
 
 import msgspec
@@ -88,9 +88,18 @@ def compensated(node: Node, undo: Callable[..., Any]) -> Node:
     step = Step(with_compensation, name=node.name, retry=_ONCE)
     whole = Node(node.name, step, node.shape, inner=[node.step, undo, *node.flows])
     whole.problems += node.problems
-    if any(isinstance(work.executor, ProcessPoolExecutor) for work in (tried, undone)):
+    if any(_is_process_pool(work.executor) for work in (tried, undone)):
         whole.problems.append(f"node {node.name!r} has a compensation, so neither can run in a process pool")
     return whole
+
+
+def _is_process_pool(executor: Executor | None) -> bool:
+    if executor is None:
+        return False
+    # Whoever has one has imported it. For all others it would be a sixth of the time that `import holdfast` takes.
+    from concurrent.futures import ProcessPoolExecutor
+
+    return isinstance(executor, ProcessPoolExecutor)
 
 
 def _packed(work: Work, *, key: str | None = None) -> Work:
