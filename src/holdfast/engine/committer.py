@@ -45,9 +45,11 @@ class Committer:
         future: asyncio.Future[Reply] = self.loop.create_future()
         self._pending.append(commit)
         self._waiters.append(future)
-        if alone:
+        if self._writing is not None:
+            return future
+        if alone or len(self._pending) >= self._most:
             self._begin()
-        elif not self._scheduled and self._writing is None:
+        elif not self._scheduled:
             self._scheduled = True
             self.loop.call_soon(self._flush)
         return future
@@ -83,7 +85,13 @@ class Committer:
         self._begin()
 
     def _begin(self) -> None:
-        self._writing = self.loop.create_task(self._write(*self._taken()))
+        batch, waiters = self._taken()
+        try:
+            writing = self._store.commit(batch)  # which may begin before it is awaited
+        except Exception as error:
+            _fail(waiters, error)
+        else:
+            self._writing = self.loop.create_task(self._write(writing, waiters))
 
     def _taken(self) -> tuple[list[Commit], _Waiters]:
         """What goes together now, with who waits for it."""
@@ -92,10 +100,10 @@ class Committer:
         waiters, self._waiters = self._waiters[:most], self._waiters[most:]
         return batch, waiters
 
-    async def _write(self, batch: list[Commit], waiters: _Waiters) -> None:
+    async def _write(self, writing: Awaitable[list[Reply]], waiters: _Waiters) -> None:
         error, replies = None, list[Reply]()
         try:
-            replies = await self._store.commit(batch)
+            replies = await writing
         except Exception as caught:
             error = caught
         finally:

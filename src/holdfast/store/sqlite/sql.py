@@ -36,12 +36,26 @@ _STORED = [
 _JSON = {"metadata", "info", "error"}
 _stored_of = attrgetter(*_STORED)
 
-CREATE_RUN = f"insert or ignore into runs ({', '.join(_STORED)}) values ({', '.join('?' * len(_STORED))})"
-
 NEW_LOG = -1
 
 
-def _append(entries: int) -> str:
+def _values(columns: int, rows: int) -> str:
+    """So many rows to bind. The statements with them make nothing of a row of nulls."""
+    row = f"({','.join('?' * columns)})"
+    return f"values {','.join([row] * rows)}"
+
+
+@cache
+def create_runs(rows: int) -> str:
+    """The statement that makes these runs, but those whose ids are taken."""
+    return f"""
+    insert or ignore into runs ({", ".join(_STORED)})
+    select * from ({_values(len(_STORED), rows)}) where column1 is not null
+"""
+
+
+@cache
+def append(entries: int) -> str:
     """The hot path: the statement that appends so many entries, of one or of several commits.
 
     Writes nothing of a commit when its fence or owner is stale, or when the last entry before it (`after`; NEW_LOG
@@ -51,30 +65,23 @@ def _append(entries: int) -> str:
     return f"""
     insert or ignore into entries (id, kind, fence, at, cursor, "check", begun, body)
     with given (run, owner, fence, after, seq, kind, at, cursor, "check", begun, body) as
-      (values {",".join(["(?,?,?,?,?,?,?,?,?,?,?)"] * entries)})
+      ({_values(11, entries)})
     select (n << 32) | seq, kind, g.fence, at, cursor, "check", begun, body from given g cross join runs r
     where r.id = g.run and r.owner = g.owner and r.fence = g.fence
       and (after = {NEW_LOG} or exists (select 1 from entries e where e.id = (n << 32) | after))
 """
 
 
-APPEND_ENTRY = _append(1)
-TOGETHER = 16  # entries; fewer calls of SQLite for each, and more would not save any more
-APPEND_TOGETHER = _append(TOGETHER)
-# For a step by itself; its row, if it is written, says whether there is any mail in the store.
-APPEND_STEP = f"{APPEND_ENTRY} returning exists (select 1 from inbox where taken = 0)"
-
-
 @cache
 def append_steps(rows: int) -> str:
     """The statement for steps that is its own transaction: of one whose place is taken no row is written."""
-    return f"{_append(rows)} and not exists (select 1 from entries e where e.id = ((n << 32) | after) + 1)"
+    return f"{append(rows)} and not exists (select 1 from entries e where e.id = ((n << 32) | after) + 1)"
 
 
+# For a step by itself; its row, if it is written, says whether there is any mail in the store.
+APPEND_STEP = f"{append(1)} returning exists (select 1 from inbox where taken = 0)"
 APPEND_SPLIT_STEP = f"{append_steps(2)} returning exists (select 1 from inbox where taken = 0)"
 MOST_STEPS = 250  # each takes two rows at most, and the text of the statement stays among those that are kept
-NO_ROW = (None,) * 11
-"""What any of these statements makes nothing of."""
 FIND_OWNED = "select n from runs where id = ? and owner = ? and fence = ?"
 FIND_RUN = "select n from runs where id = ?"
 LAST_SEQ = """
@@ -142,19 +149,24 @@ HEADS = f"""
 
 
 def head_values(head: Head) -> list[Any]:
-    """What CREATE_RUN binds for a head: JSON is text that a person can read."""
+    """What `create_runs` binds for a head: JSON is text that a person can read."""
     return [value.decode() if type(value) is bytes else value for value in _stored_of(head)]
 
 
 def change_values(changes: dict[str, Any]) -> list[Any]:
-    """What `update_run` binds for these fields, in their order."""
+    """What `update_runs` binds for these fields, in their order."""
     return [value.decode() if type(value) is bytes else value for value in changes.values()]
 
 
 @cache
-def update_run(names: tuple[str, ...]) -> str:
-    """The statement that sets these fields of a run; the names come from HeadChange, never from data."""
-    return f"update runs set {', '.join(f'{name} = ?' for name in names)} where id = ? and owner = ? and fence = ?"
+def update_runs(names: tuple[str, ...], rows: int) -> str:
+    """The statement that sets these fields of so many runs; the names come from HeadChange, never from data."""
+    at = len(names)
+    return f"""
+    update runs set {", ".join(f"{name} = g.column{place}" for place, name in enumerate(names, start=1))}
+    from ({_values(at + 3, rows)}) g
+    where runs.id = g.column{at + 1} and runs.owner = g.column{at + 2} and runs.fence = g.column{at + 3}
+"""
 
 
 def head_from(row: tuple[Any, ...], live: set[str]) -> Head:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import apsw
 
@@ -94,7 +94,14 @@ class SqliteStore(Store):
         db = self._db()
         return await asyncio.get_running_loop().run_in_executor(db.writers, db.write, work)
 
-    async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
+    def commit(self, batch: Sequence[Commit]) -> Coroutine[Any, Any, list[Reply]]:
+        """As the contract says. On the event loop the writer begins at once, not when the reply is awaited."""
+        return self._written(batch, self._begin(batch) if _on_a_loop() else None)
+
+    async def _written(self, batch: Sequence[Commit], begun: asyncio.Future[list[Reply]] | None) -> list[Reply]:
+        return await (begun or self._begin(batch))
+
+    def _begin(self, batch: Sequence[Commit]) -> asyncio.Future[list[Reply]]:
         db, entered = self._db(), threading.Lock()
 
         def work(connection: apsw.Connection) -> list[Reply]:
@@ -106,7 +113,7 @@ class SqliteStore(Store):
             # Two threads that both have work to do in Python get in each other's way, and for milliseconds each time.
             # So let the writer come to where SQLite works by itself, and then go on beside it.
             entered.acquire(timeout=_ENTERS_WITHIN)
-        return await writing
+        return writing
 
     def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
         db = self._db()
@@ -267,6 +274,13 @@ class SqliteStore(Store):
             return problems + ([(None, f"{stray} entries belong to no run")] if stray else [])
 
         return await self._read(work)
+
+
+def _on_a_loop() -> bool:
+    try:
+        return asyncio.get_running_loop() is not None
+    except RuntimeError:
+        return False
 
 
 def _entries(

@@ -9,6 +9,7 @@ by itself. Usual steps, one or many, are one statement, which is its own transac
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -20,7 +21,8 @@ from holdfast.store.sqlite import sql
 from holdfast.store.sqlite.pages import Room
 
 _ACCEPTED = Reply()
-_FEW, _ROUND = 16, 32
+_ROUND = 32
+_MOST_ROWS = 64
 
 
 def finish(connection: apsw.Connection) -> None:
@@ -70,7 +72,7 @@ def _is_step(commit: Commit) -> bool:
 
 def _write_step(connection: apsw.Connection, room: Room, commit: Commit) -> int | None:
     """Whether there is any mail in the store; None when the step was refused."""
-    rows = _bindings(commit, room)
+    rows = _rows([commit], room)
     fault("commit.before")
     mail: Any
     if len(rows) == 1:
@@ -92,12 +94,9 @@ def _write_steps(
     connection: apsw.Connection, room: Room, batch: Sequence[Commit], entering: Callable[[], object]
 ) -> list[Refusal | None]:
     """Write the steps of many runs with one statement, which is their transaction."""
-    rows: list[tuple[Any, ...]] = []
-    for commit in batch:
-        rows += _bindings(commit, room)
+    rows = _rows(batch, room)
     expected = len(rows)
-    # A statement for every number of rows would have to be made anew nearly every time.
-    rows += [sql.NO_ROW] * (-expected % (_ROUND if expected > _FEW else 1))
+    rows = _rounded(rows)
     values = [*chain.from_iterable(rows)]
     before = connection.execute(sql.LAST_PLACE).get or 0
     fault("commit.before")
@@ -121,17 +120,14 @@ def _write_all(connection: apsw.Connection, room: Room, batch: Sequence[Commit])
         return False
     if len({commit.run for commit in batch}) < len(batch):
         return False  # what one commit changes decides about the next one of its run
-    new = [commit.create for commit in batch if commit.create is not None]
+    new = [sql.head_values(commit.create) for commit in batch if commit.create is not None]
+    rows, updates = _rows(batch, room), _updates(batch)
     before = connection.total_changes()
-    connection.executemany(sql.CREATE_RUN, map(sql.head_values, new))
-    appended = _append(connection, room, batch)
-    updates: dict[str, list[list[Any]]] = {}
-    for commit in batch:
-        if commit.change is not None:
-            _add_update(updates, commit)
-    for text, rows in updates.items():
-        connection.executemany(text, rows)
-    expected = len(new) + appended + sum(map(len, updates.values()))
+    _execute(connection, sql.create_runs, new)
+    _execute(connection, sql.append, rows)
+    for names, some in updates.items():
+        _execute(connection, partial(sql.update_runs, names), some)
+    expected = len(new) + len(rows) + sum(map(len, updates.values()))
     if connection.total_changes() - before == expected:
         return True
     connection.execute("rollback; begin immediate")
@@ -146,16 +142,18 @@ def _is_plain(commit: Commit) -> bool:
     return len(entries) == 1 or all(after.seq == before.seq + 1 for before, after in pairwise(entries))
 
 
-def _append(connection: apsw.Connection, room: Room, batch: Sequence[Commit]) -> int:
-    """Append the entries of all these commits that fit; how many rows they are."""
-    rows: list[tuple[Any, ...]] = []
-    for commit in batch:
-        rows += _bindings(commit, room)
-    rest = len(rows) % sql.TOGETHER
-    for at in range(0, len(rows) - rest, sql.TOGETHER):
-        connection.execute(sql.APPEND_TOGETHER, [*chain.from_iterable(rows[at : at + sql.TOGETHER])])
-    connection.executemany(sql.APPEND_ENTRY, rows[len(rows) - rest :])
-    return len(rows)
+def _execute(connection: apsw.Connection, text: Callable[[int], str], rows: list[Any]) -> None:
+    """Execute the statement for all these rows."""
+    for at in range(0, len(rows), _MOST_ROWS):
+        some = _rounded(rows[at : at + _MOST_ROWS])
+        connection.execute(text(len(some)), [*chain.from_iterable(some)])
+
+
+def _rounded(rows: list[Any]) -> list[Any]:
+    """The rows, and rows of nulls up to one of a few numbers: a statement for every number could not be kept."""
+    count = len(rows)
+    more = (1 << (count - 1).bit_length()) - count if count <= _ROUND else -count % _ROUND
+    return [*rows, *[(None,) * len(rows[0])] * more] if more else rows
 
 
 def _write_one(connection: apsw.Connection, room: Room, commit: Commit) -> Refusal | None:
@@ -164,8 +162,8 @@ def _write_one(connection: apsw.Connection, room: Room, commit: Commit) -> Refus
     if refusal is not None:
         return refusal
     if commit.create is not None:
-        connection.execute(sql.CREATE_RUN, sql.head_values(commit.create))
-    connection.executemany(sql.APPEND_ENTRY, _bindings(commit, room))
+        connection.execute(sql.create_runs(1), sql.head_values(commit.create))
+    _execute(connection, sql.append, _rows([commit], room))
     n = connection.execute(sql.FIND_RUN, (commit.run,)).get
     for mail in commit.take:
         connection.execute(sql.TAKE_KEYED, (mail, n))
@@ -173,19 +171,20 @@ def _write_one(connection: apsw.Connection, room: Room, commit: Commit) -> Refus
     if commit.rebase is not None:
         connection.execute(sql.REPLACE_ENTRY, (n, commit.rebase.seq, *_columns(commit.rebase)))
         connection.execute(sql.DROP_BEFORE, (n, commit.rebase.seq))
-    updates: dict[str, list[list[Any]]] = {}
-    _add_update(updates, commit)
-    for text, rows in updates.items():
-        connection.executemany(text, rows)
+    for names, rows in _updates([commit]).items():
+        connection.execute(sql.update_runs(names, 1), rows[0])
     return None
 
 
-def _add_update(updates: dict[str, list[list[Any]]], commit: Commit) -> None:
-    """Add what the commit changes of its head to the rows of the statement that does so."""
-    changes = commit.change.fields() if commit.change is not None else None
-    if changes:
-        row = [*sql.change_values(changes), commit.run, commit.owner, commit.fence]
-        updates.setdefault(sql.update_run(tuple(changes)), []).append(row)
+def _updates(batch: Sequence[Commit]) -> dict[tuple[str, ...], list[list[Any]]]:
+    """What is changed of heads: the rows of the statement for each set of fields."""
+    updates: dict[tuple[str, ...], list[list[Any]]] = {}
+    for commit in batch:
+        changes = commit.change.fields() if commit.change is not None else None
+        if changes:
+            row = [*sql.change_values(changes), commit.run, commit.owner, commit.fence]
+            updates.setdefault(tuple(changes), []).append(row)
+    return updates
 
 
 def _refusal(connection: apsw.Connection, commit: Commit) -> Refusal | None:
@@ -209,18 +208,19 @@ def _refusal(connection: apsw.Connection, commit: Commit) -> Refusal | None:
     return None
 
 
-def _bindings(commit: Commit, room: Room) -> list[tuple[Any, ...]]:
-    """What APPEND_ENTRY takes for each row of a commit."""
-    run, owner, fence = commit.run, commit.owner, commit.fence
+def _rows(batch: Sequence[Commit], room: Room) -> list[tuple[Any, ...]]:
+    """What `append` takes for the entries of these commits; for one whose body is split, two rows."""
     rows: list[tuple[Any, ...]] = []
-    for e in commit.entries:
-        after = rows[0][3] if rows else e.seq - 1 if commit.create is None else sql.NEW_LOG
-        body, at = e.body, room.take(e)
-        if at:
-            rows.append((run, owner, fence, after, None, "", 0, "", "", 0, body[:at].decode()))
-            body = body[at:]
-        begun = 1 if at else 0
-        rows.append((run, owner, fence, after, e.seq, e.kind, e.at, e.cursor.decode(), e.check, begun, body.decode()))
+    for commit in batch:
+        run, owner, fence, entries = commit.run, commit.owner, commit.fence, commit.entries
+        after = entries[0].seq - 1 if commit.create is None and entries else sql.NEW_LOG
+        for e in entries:
+            body, at = e.body, room.take(e)
+            if at:
+                rows.append((run, owner, fence, after, None, "", 0, "", "", 0, body[:at].decode()))
+                body = body[at:]
+            place = (e.seq, e.kind, e.at, e.cursor.decode(), e.check, 1 if at else 0)
+            rows.append((run, owner, fence, after, *place, body.decode()))
     return rows
 
 
