@@ -311,6 +311,24 @@ async def test_a_slow_server_is_waited_for_and_asked_only_once_what_it_is(
     assert odd == [b"PING\r\n"]
 
 
+async def test_a_connection_that_comes_when_its_opener_was_cancelled_is_closed(
+    postgres: PostgresServer, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[psycopg.AsyncConnection] = []
+    connect = psycopg.AsyncConnection.connect
+
+    async def connect_too_late(*given: Any, **options: Any) -> psycopg.AsyncConnection:
+        made.append(await connect(*given, **options))
+        opening.cancel()
+        return made[0]
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "connect", connect_too_late)
+    opening = asyncio.create_task(PostgresStore(postgres.url(postgres_schema)).open())
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert [connection.closed for connection in made] == [True]
+
+
 # Passwords
 
 

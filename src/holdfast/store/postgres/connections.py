@@ -118,12 +118,23 @@ class Connections:
         return connection
 
     async def _reach(self) -> AsyncConnection:
-        address = self.address
-        reaching = AsyncConnection.connect(address.conninfo, autocommit=True, cursor_factory=AsyncRawCursor)
+        address, reached = self.address, list[AsyncConnection]()
+
+        async def reaching() -> AsyncConnection:
+            reached.append(
+                await AsyncConnection.connect(address.conninfo, autocommit=True, cursor_factory=AsyncRawCursor)
+            )
+            return reached[0]
+
         # A server that was PostgreSQL before is not asked what it is: it has troubles enough when it is silent.
         if self._known or address.only_host is None:
-            return await reaching
-        return await unless_a_stranger(reaching, *address.only_host, lambda answer: stranger(answer, address))
+            return await reaching()
+        try:
+            return await unless_a_stranger(reaching(), *address.only_host, lambda answer: stranger(answer, address))
+        except BaseException:
+            for connection in reached:  # just when nobody waited for it any more
+                await connection.close()
+            raise
 
     async def _configure(self, connection: AsyncConnection) -> None:
         arrays.register(connection.adapters)
