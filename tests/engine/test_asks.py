@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,7 +25,9 @@ from holdfast.errors import (
     VerbRefusedError,
     WaitTimeoutError,
 )
+from holdfast.model import Commit, Kind, Reply
 from holdfast.store.base import Store
+from holdfast.store.memory import MemoryStore
 from holdfast.testing import ManualClock
 from waiting import until_event, until_status
 
@@ -432,6 +434,39 @@ async def test_two_asks_of_which_one_times_out_while_the_other_waits_on(
         await until_event(rt, "r1", "waiting", 3)
         await rt.answer("r1", "now")
         assert await handle.result() == ["soon", "late", "now"]
+
+
+async def test_an_ask_given_up_while_it_is_being_written_is_not_open_either() -> None:
+    class Slow(MemoryStore):
+        def try_commit(self, batch: Sequence[Commit]) -> None:
+            return None
+
+        async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
+            replies = super().try_commit(batch)
+            assert replies is not None
+            if any(entry.kind == Kind.WAIT for commit in batch for entry in commit.entries) and not written.is_set():
+                written.set()
+                await cancelled.wait()
+            return replies
+
+    written, cancelled = asyncio.Event(), asyncio.Event()
+
+    @flow
+    async def body() -> str:
+        asking = asyncio.ensure_future(ask("Quick?"))
+        await written.wait()
+        asking.cancel()
+        cancelled.set()
+        await asyncio.wait({asking})
+        return await ask("And now?") if asking.cancelled() else "not given up"
+
+    async with Runtime(Slow()) as rt:
+        handle = await rt.start(body, id="r1")
+        async with asyncio.timeout(20):
+            while [question.question for question in await open_asks(rt, "r1")] != ["And now?"]:
+                await asyncio.sleep(0.005)
+        await rt.answer("r1", "fine")
+        assert await handle.result() == "fine"
 
 
 async def test_an_ask_given_up_by_the_code_around_it_is_not_open_any_more(make_runtime: MakeRuntime) -> None:

@@ -106,10 +106,25 @@ class Waits:
             context = host.context(place.frame.inside(None, place.key))
             # Asked again at the next attempt it is another question: what came for the one before does not count.
             body["ask"] = digest([context.idempotency_key, host.writer.seq])[:8]
+        announcing = asyncio.ensure_future(self._announce(place, body))
+        try:
+            return await asyncio.shield(announcing)
+        except asyncio.CancelledError:
+            if not self._scope.closed:
+                await self._scope.uncut(self._withdraw(place, announcing))
+            raise
+
+    async def _announce(self, place: Place, body: dict[str, Any]) -> Record:
         self._open[place.key] = body
-        seq = await host.notes.write(Kind.WAIT, body, waiting_for=describe(*self._open.values()))
-        host.journal.add(Kind.WAIT, seq, body)
+        seq = await self._host.notes.write(Kind.WAIT, body, waiting_for=describe(*self._open.values()))
+        self._host.journal.add(Kind.WAIT, seq, body)
         return Record(place.key, Kind.WAIT, seq, body)
+
+    async def _withdraw(self, place: Place, announcing: asyncio.Task[Record]) -> None:
+        """The code around it gave the wait up just when it was being written."""
+        await asyncio.wait({announcing})
+        if not announcing.cancelled() and announcing.exception() is None:
+            await self._give_up(_Parked(place, announcing.result().body, self._scope.loop.create_future()))
 
     async def _park(self, place: Place, body: dict[str, Any], declared: Any) -> Record:
         parked = _Parked(place, body, self._scope.loop.create_future(), declared)
