@@ -13,7 +13,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from datetime import datetime
 from functools import wraps
@@ -47,8 +47,8 @@ class Scope(Protocol):
     starting: set[asyncio.Future[None]] | None
     """The children on their way that the code has not awaited yet."""
 
-    async def perform(self, step: Any, *args: Any) -> Any:
-        """The result of calling the step's function, wherever it belongs: loop, thread or executor."""
+    def perform(self, step: Any, *args: Any) -> Awaitable[Any]:
+        """What to await for the result of the step's function, wherever it belongs: loop, thread or executor."""
         ...
 
     @property

@@ -54,11 +54,14 @@ async def test_a_large_state_is_never_written_on_the_event_loop(
         inline.extend(len(entry.body) for commit in batch for entry in commit.entries)
         return write_now(self, batch)
 
+    async def begin(state: dict[str, Any]) -> dict[str, Any]:
+        return {"blob": "x"}
+
     async def grow(state: dict[str, Any]) -> dict[str, Any]:
         return {"blob": "x" * 1_000_000}
 
     monkeypatch.setattr(SqliteStore, "try_commit", watched)
     async with Runtime(f"sqlite:{tmp_path}/runs.db") as rt:
-        result = await rt.run(Pipeline("grow", [grow]), {}, id="grow")
+        result = await rt.run(Pipeline("grow", [begin, grow]), {}, id="grow")
     assert len(result["blob"]) == 1_000_000
     assert 0 < max(inline) < 1_000_000

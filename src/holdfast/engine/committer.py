@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from holdfast.engine.introducing import Introducing
 from holdfast.model import Commit, Entry, Reply
-from holdfast.store.base import Store
 
 _TURN = 0.002
 _LARGE = 256 * 1024
@@ -22,7 +22,7 @@ _Waiters = list["asyncio.Future[Reply]"]
 class Committer:
     """Belongs to one event loop."""
 
-    def __init__(self, store: Store, busy: Callable[[], int]) -> None:
+    def __init__(self, store: Introducing, busy: Callable[[], int]) -> None:
         self._store, self._busy = store, busy
         self.loop = asyncio.get_running_loop()
         self._pending: list[Commit] = []

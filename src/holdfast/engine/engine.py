@@ -22,6 +22,7 @@ from holdfast.engine.committer import Committer
 from holdfast.engine.custody import Custody
 from holdfast.engine.hands import Hands
 from holdfast.engine.info import Info
+from holdfast.engine.introducing import Introducing
 from holdfast.engine.live import LiveRun
 from holdfast.engine.observers import Observers
 from holdfast.engine.ownership import Ownership
@@ -73,7 +74,7 @@ class Engine:
         self.registry = Registry()
         self.ownership = Ownership(store, lease=lease, heartbeat=heartbeat, name=name)
         self.live: dict[str, LiveRun] = {}
-        self.committer = Committer(store, lambda: len(self.live) + self._coming)
+        self.committer = Committer(Introducing(store, self.ownership), lambda: len(self.live) + self._coming)
         self.postman = Postman(store, self.live)
         self.custody = Custody(
             store, self.committer, clock, self.ownership, drives=self.live.__contains__, added=self.postman.send
@@ -108,14 +109,20 @@ class Engine:
         task.add_done_callback(self._under_way.discard)
         return await asyncio.shield(task)
 
-    async def bring_in(self, work: Coroutine[Any, Any, LiveRun]) -> LiveRun:
+    def bring_in(self, work: Coroutine[Any, Any, LiveRun]) -> asyncio.Future[LiveRun]:
         """The run that the work admits, driven by the task that did the work: a run costs one task, not two.
 
         Giving up the wait does not stop it half-way either.
         """
         admitted: asyncio.Future[LiveRun] = self.loop.create_future()
-        self._begin(self._admit_and_drive(work, admitted))
-        return await admitted
+        self._begin(self._admit_and_drive(work, admitted, None))
+        return admitted
+
+    def carry_out(self, work: Coroutine[Any, Any, LiveRun]) -> asyncio.Future[Outcome]:
+        """The same, for whoever only wants to know what the run comes to."""
+        outcome: asyncio.Future[Outcome] = self.loop.create_future()
+        self._begin(self._admit_and_drive(work, None, outcome))
+        return outcome
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         if self.closing:
@@ -125,23 +132,31 @@ class Engine:
         self._under_way.add(task)
         return task
 
-    async def _admit_and_drive(self, work: Coroutine[Any, Any, LiveRun], admitted: asyncio.Future[LiveRun]) -> None:
+    async def _admit_and_drive(
+        self,
+        work: Coroutine[Any, Any, LiveRun],
+        admitted: asyncio.Future[LiveRun] | None,
+        outcome: asyncio.Future[Outcome] | None,
+    ) -> None:
         task = asyncio.current_task(self.loop)
         assert task is not None
         try:
             live = await work
         except BaseException as error:
-            if not admitted.done():
-                admitted.set_exception(error)
+            waiter = admitted or outcome
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(error)
             if not isinstance(error, Exception):
                 raise
             return
         finally:
             self._under_way.discard(task)
         live.task = task
-        if not admitted.done():
+        if outcome is not None:
+            live.done.tell(outcome)
+        if admitted is not None and not admitted.done():
             admitted.set_result(live)
-        del work, admitted, task  # not to be kept for as long as the run is driven
+        del work, admitted, outcome, task  # not to be kept for as long as the run is driven
         await self._drive(live)
 
     async def create(
@@ -161,8 +176,6 @@ class Engine:
     ) -> tuple[Head, RunWriter]:
         """A new run, durable when this returns: owned by this process, or by nobody when its place is in a queue."""
         queued = place.delay is not None
-        if not queued:
-            await self.ownership.begin()
         # To the microsecond, which is all that the datetime of a page cursor holds.
         now = round(self.clock.now(), 6)
         self._created += 1

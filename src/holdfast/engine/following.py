@@ -15,6 +15,7 @@ from holdfast.engine.info import Info
 from holdfast.engine.live import LiveRun
 from holdfast.engine.reader import Reader
 from holdfast.engine.refusals import ended_error
+from holdfast.engine.runner import Outcome
 from holdfast.engine.trouble import Trouble
 from holdfast.engine.verbs import MISSING, Verbs
 from holdfast.engine.waking import Waker
@@ -74,26 +75,31 @@ class Following:
         self._engine.registry.add(flow)
         if run is not None:
             check_id(run)
-        while True:
-            head = None if run is None else await self._reader.head(run)
-            if head is None:
-                try:
-                    return await self.outcome(await self._verbs.start(flow, input, run, metadata, parent), until=until)
-                except RunExistsError as error:
-                    if error.run_id != run:
-                        raise
-                    continue  # somebody else was quicker: join
-            if head.flow != flow.name:
-                raise WrongFlowError(head.id, head.flow, flow.name)
-            if input is not MISSING and self._verbs.digest(flow, input) != _digest(head):
-                raise InputChangedError(head.id)
-            return await self.follow(head.id, until=until)
+        # Most are new, and the store tells when one is not. A run without an input is more likely to be there.
+        head = None if run is None or input is not MISSING else await self._reader.head(run)
+        while head is None:
+            try:
+                outcome = await self._verbs.carry_out(flow, input, run, metadata, parent)
+            except Exception as error:
+                # Either it is there already; or it cannot be made, which is no matter if it is there.
+                head = None if run is None else await self._reader.head(run)
+                if head is None and not (isinstance(error, RunExistsError) and error.run_id == run):
+                    raise
+            else:
+                return await self._come_to(outcome, until)
+        if head.flow != flow.name:
+            raise WrongFlowError(head.id, head.flow, flow.name)
+        if input is not MISSING and self._verbs.digest(flow, input) != _digest(head):
+            raise InputChangedError(head.id)
+        return await self.follow(head.id, until=until)
 
     async def outcome(self, live: LiveRun, *, until: Until = "ended") -> Any:
         """What a run that is live here comes to. Giving up the wait does not stop the run."""
-        outcome = await live.done.wait()
+        return await self._come_to(await live.done.wait(), until)
+
+    async def _come_to(self, outcome: Outcome, until: Until) -> Any:
         if isinstance(outcome.error, RunWaitingError):
-            return await self.follow(live.id, until=until)
+            return await self.follow(outcome.error.run_id, until=until)
         if outcome.error is not None:
             raise outcome.error
         return outcome.result

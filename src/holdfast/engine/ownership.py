@@ -45,6 +45,11 @@ class Ownership:
     def id(self) -> str:
         return self.owner.id
 
+    @property
+    def begun(self) -> bool:
+        """Whether the store knows this owner as alive."""
+        return self._thread is not None
+
     async def begin(self) -> None:
         """Return when the store knows this owner as alive."""
         if self._thread is not None:

@@ -214,6 +214,8 @@ class Runner:
                 after = await work
             else:
                 after = await within(step.timeout, name, in_frame(scope.root, work), scope.close)
+            if scope.starting or scope.unspawned:
+                await scope.children_started()  # before the step is done
         except asyncio.CancelledError:
             if self._verdict is None:
                 raise self._foreign_cancel() from None

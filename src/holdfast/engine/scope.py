@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -63,19 +63,18 @@ class StepScope(msgspec.Struct, eq=False):
 
     # What flows ask for
 
-    async def perform(self, step: Work, *args: Any) -> Any:
-        """The result of the step's function."""
+    def perform(self, step: Work, *args: Any) -> Awaitable[Any]:
+        """What to await for the result of the step's function."""
         self.check_open()
         if step.on_doubt == "retry":
-            result = await self.host.hands.do_step(step, args, self.root)
-        else:
-            result = await self._journaled(step, args)
-        if self.starting or self.unspawned:
-            # They exist before the step is done, though nobody waits for them.
-            await self.started(self.root)
-            for starting in self.starting or ():
-                starting.result()
-        return result
+            return self.host.hands.do_step(step, args, self.root)
+        return self._journaled(step, args)
+
+    async def children_started(self) -> None:
+        """Return when all children exist that were spawned and that nobody waits for; raises what kept one from it."""
+        await self.started(self.root)
+        for starting in self.starting or ():
+            starting.result()
 
     async def _journaled(self, step: Work, args: tuple[Any, ...]) -> Any:
         """The result of a step whose effect must not be repeated unasked, so that it is journaled as a call is."""

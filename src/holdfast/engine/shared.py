@@ -25,13 +25,17 @@ class Shared(Generic[T]):
     def wait(self) -> asyncio.Future[T]:
         """What to await for the result."""
         waiter: asyncio.Future[T] = self._loop.create_future()
+        self.tell(waiter)
+        return waiter
+
+    def tell(self, waiter: asyncio.Future[T]) -> None:
+        """Let this future have the result."""
         if self._is_set:
             waiter.set_result(self._result)
         elif self._waiters is None:
             self._waiters = [waiter]
         else:
             self._waiters.append(waiter)
-        return waiter
 
     def set(self, result: T) -> None:
         """Tell all who wait, and who ever will. Only the first result counts."""

@@ -8,6 +8,7 @@ change the run from then on.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable
 from typing import Any, Literal
 
 import msgspec
@@ -26,6 +27,7 @@ from holdfast.engine.live import LiveRun
 from holdfast.engine.queueing import HERE, Placing
 from holdfast.engine.reader import Reader
 from holdfast.engine.refusals import ended_error, refused
+from holdfast.engine.runner import Outcome
 from holdfast.engine.writer import RunWriter
 from holdfast.errors import (
     HoldfastError,
@@ -51,7 +53,7 @@ class Verbs:
 
     # New runs
 
-    async def start(
+    def start(
         self,
         flow: Flow[Any],
         input: Any,
@@ -59,9 +61,15 @@ class Verbs:
         metadata: dict[str, Any] | None,
         parent: str | None,
         place: Placing = HERE,
-    ) -> LiveRun:
+    ) -> Awaitable[LiveRun]:
         """A new run, live here."""
-        return await self._engine.bring_in(self._start(flow, input, run, metadata, parent, place))
+        return self._engine.bring_in(self._start(flow, input, run, metadata, parent, place))
+
+    def carry_out(
+        self, flow: Flow[Any], input: Any, run: str | None, metadata: dict[str, Any] | None, parent: str | None
+    ) -> Awaitable[Outcome]:
+        """What a new run comes to here."""
+        return self._engine.carry_out(self._start(flow, input, run, metadata, parent, HERE))
 
     async def enqueue(
         self,

@@ -1,0 +1,119 @@
+"""How a new run comes into the store: by one commit, and with its owner the first time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from holdfast import Pipeline, Runtime, step
+from holdfast.errors import InputChangedError, RunExistsError, StoreUnavailableError
+from holdfast.model import Commit, Head, Owner, Reply
+from holdfast.store.base import Store
+from holdfast.store.memory import MemoryStore
+
+MakeRuntime = Callable[..., Runtime]
+MakeStore = Callable[[], Store]
+
+
+class Counting(MemoryStore):
+    """Counts what a run costs."""
+
+    reads = commits = 0
+    full = False
+
+    async def read_heads(self, ids: Sequence[str]) -> list[Head | None]:
+        self.reads += 1
+        return await super().read_heads(ids)
+
+    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+        if self.full:
+            raise StoreUnavailableError("the disk is full")
+        self.commits += 1
+        return super().try_commit(batch)
+
+
+@step
+async def double(state: dict[str, int]) -> dict[str, int]:
+    return {"n": state["n"] * 2}
+
+
+DOUBLE = Pipeline("double", [double], state=dict[str, int])
+
+
+async def test_a_new_run_by_its_id_is_not_looked_for_first() -> None:
+    store = Counting()
+    async with Runtime(store) as rt:
+        await rt.run(DOUBLE, {"n": 1}, id="first")
+        store.reads = store.commits = 0
+        assert await rt.run(DOUBLE, {"n": 2}, id="second") == {"n": 4}
+        assert (store.reads, store.commits) == (0, 2)  # its creation; its step with its end
+
+
+async def test_many_first_runs_are_looked_for_at_once() -> None:
+    store = Counting()
+    async with Runtime(store) as rt:
+        runs = [rt.run(DOUBLE, {"n": n}, id=f"run-{n}") for n in range(20)]
+        assert await asyncio.gather(*runs) == [{"n": 2 * n} for n in range(20)]
+        assert store.reads == 1
+
+
+async def test_an_owner_is_alive_in_the_store_before_its_first_run_is_there() -> None:
+    class Watching(MemoryStore):
+        def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+            owners.extend(commit.owner in alive for commit in batch if commit.create is not None)
+            return super().try_commit(batch)
+
+        def beat(self, owner: Owner, lease: float) -> None:
+            super().beat(owner, lease)
+            alive.add(owner.id)
+
+    alive, owners = set[str](), list[bool]()
+    async with Runtime(Watching()) as rt:
+        await rt.run(DOUBLE, {"n": 1}, id="first")
+    assert owners == [True]
+
+
+async def test_a_runtime_that_only_gives_results_leaves_no_trace_in_the_store(make_store: MakeStore) -> None:
+    store = make_store()
+    async with Runtime(store) as rt:
+        await rt.run(DOUBLE, {"n": 1}, id="done")
+    store = make_store()
+    async with Runtime(store) as rt:
+        for _ in range(3):
+            assert await rt.run(DOUBLE, {"n": 1}, id="done") == {"n": 2}
+        with pytest.raises(RunExistsError):
+            await rt.start(DOUBLE, {"n": 1}, id="done")
+        assert await store.list_owners() == []
+
+
+async def test_the_first_runs_of_an_owner_are_told_apart_from_those_that_are_there(make_runtime: MakeRuntime) -> None:
+    async with make_runtime() as rt:
+        await asyncio.gather(*(rt.run(DOUBLE, {"n": n}, id=f"run-{n}") for n in (1, 3)))
+    async with make_runtime() as rt:
+        runs = [rt.run(DOUBLE, {"n": n}, id=f"run-{n}") for n in range(5)]
+        assert await asyncio.gather(*runs) == [{"n": 2 * n} for n in range(5)]
+        assert [len([c async for c in rt.checkpoints(f"run-{n}")]) for n in range(5)] == [2] * 5
+
+
+async def test_a_finished_run_gives_its_result_when_the_store_cannot_be_written() -> None:
+    store = Counting()
+    async with Runtime(store) as rt:
+        await rt.run(DOUBLE, {"n": 1}, id="done")
+        store.full = True
+        assert await rt.run(DOUBLE, {"n": 1}, id="done") == {"n": 2}
+        with pytest.raises(StoreUnavailableError, match="full"):
+            await rt.run(DOUBLE, {"n": 1}, id="new")
+        store.full = False
+
+
+@pytest.mark.parametrize("unfit", [{"n": "many"}, "nothing", None, 7])
+async def test_an_input_that_no_run_could_begin_with_is_another_input_for_one_that_is_there(
+    make_runtime: MakeRuntime, unfit: Any
+) -> None:
+    async with make_runtime() as rt:
+        await rt.run(DOUBLE, {"n": 1}, id="done")
+        with pytest.raises(InputChangedError):
+            await rt.run(DOUBLE, unfit, id="done")
