@@ -128,6 +128,9 @@ class Runtime:
     async def __aenter__(self) -> Self:
         if self._engine is not None:
             raise UsageError("this Runtime is open already")
+        if self._closing is not None and not self._closing.done():
+            await asyncio.wait({self._closing})
+        self._closing = None
         await self._store.open()
         self._engine = engine = Engine(self._store, self._clock, **self._settings)
         engine.registry.register(*self._to_register)
@@ -162,13 +165,16 @@ class Runtime:
         """Hand every live run back, resumable, and let go of the store.
 
         Steps under way may finish within the grace time; what still runs then is cut off. Calling it again
-        while it waits makes it stop waiting.
+        while it waits makes it stop waiting; both return when it is closed.
         """
         if self._hurry is None:
             return
-        if self._engine is None or self._closing is not None:
+        if self._closing is not None:
             self._hurry.set()
+            if not self._closing.done():
+                await asyncio.wait({self._closing})
             return
+        assert self._engine is not None
         if self._looking is not None:
             self._looking.cancel()
         self._closing = closing = asyncio.ensure_future(self._close(self._engine, self._hurry))
@@ -190,7 +196,7 @@ class Runtime:
         try:
             await engine.shutdown(self._grace, hurry)
         finally:
-            self._engine = self._verbs = self._closing = None
+            self._engine = self._verbs = None
             await self._reader.drain()  # who asked for a run in this very moment is told that this process stops
             await self._store.close()
 

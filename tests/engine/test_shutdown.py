@@ -11,8 +11,10 @@ import pytest
 
 from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime
 from holdfast.errors import RunInterruptedError, UsageError
+from holdfast.store.base import Store
 
 MakeRuntime = Callable[..., Runtime]
+MakeStore = Callable[[], Store]
 
 
 async def interrupted_at(make_runtime: MakeRuntime, run: str = "r1") -> tuple[str, int, int]:
@@ -51,6 +53,32 @@ async def test_a_step_may_finish_within_the_grace_time(make_runtime: MakeRuntime
         types = [event.type async for event in rt.events("r1")]
     assert calls == ["first", "second"]
     assert types.count("interrupted") == types.count("resumed") == 1
+
+
+async def test_whoever_closes_a_runtime_that_is_being_closed_waits_until_it_is_closed(
+    make_runtime: MakeRuntime, make_store: MakeStore
+) -> None:
+    inside = asyncio.Event()
+
+    async def slow(state: Any) -> None:
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.02)  # it takes a while to clean up
+
+    async with make_runtime(grace=1000) as rt:
+        handle = await rt.start(Pipeline("slow", [slow]), {}, id="r1")
+        await inside.wait()
+        first = asyncio.ensure_future(rt.close())
+        await asyncio.sleep(0)
+    store = make_store()
+    await store.open()
+    assert (await store.list_owners(), first.done()) == ([], True)
+    await store.close()
+    await rt.close()  # once more: there is nothing left to do
+    with pytest.raises(UsageError, match="not open"):
+        await handle.result()
 
 
 @pytest.mark.parametrize("how", ["no grace", "second close"])
