@@ -15,6 +15,8 @@ import pytest
 
 from holdfast import Pipeline, Runtime
 from holdfast.engine.committer import Committer
+from holdfast.engine.introducing import Introducing
+from holdfast.engine.ownership import Ownership
 from holdfast.errors import StoreError, StoreUnavailableError
 from holdfast.model import HeadChange, Mail, Posted, Query, Refusal
 from holdfast.store.postgres import PostgresStore
@@ -348,10 +350,12 @@ async def test_a_commit_goes_on_when_whoever_waits_for_it_is_cancelled(
     store: PostgresStore, direct: PostgresStore, proxy: PgProxy
 ) -> None:
     await accepted(store, create("run"))
+    ownership = Ownership(store, lease=60.0, heartbeat=60.0)
+    await ownership.begin()
     await settled(store)
     proxy.open.clear()
     proxy.heard.clear()
-    committer = Committer(store, lambda: 1)
+    committer = Committer(Introducing(store, ownership), lambda: 1)
     waiting = asyncio.ensure_future(committer.commit(commit("run", 2)))
     await asyncio.wait_for(proxy.heard.wait(), AT_MOST)
     waiting.cancel()
@@ -361,6 +365,7 @@ async def test_a_commit_goes_on_when_whoever_waits_for_it_is_cancelled(
     await committer.drain()
     await accepted(store, commit("run", 3))  # on the same connection, behind the first
     assert [one.seq for one in await direct.read_entries("run")] == [1, 2, 3]
+    await ownership.end()
 
 
 async def test_a_cancelled_read_or_claim_leaves_no_broken_connection(store: PostgresStore, proxy: PgProxy) -> None:

@@ -37,7 +37,8 @@ class Committer:
 
     def commit(self, commit: Commit) -> Awaitable[Reply]:
         """What the store replies. Cancelling the wait does not take the commit back."""
-        alone = not self._pending and self._writing is None and self._busy() <= 1
+        # Before the first commit others may be just behind: what comes before it takes longer than a turn.
+        alone = not self._pending and self._writing is None and self._busy() <= 1 and self._store.knows_owner
         if alone:
             replies = self._at_once(commit)
             if replies is not None:

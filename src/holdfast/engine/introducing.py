@@ -24,14 +24,19 @@ class Introducing:
         self.most_together = store.most_together
         self.read_entries = store.read_entries
 
+    @property
+    def knows_owner(self) -> bool:
+        """Whether the store knows the owner as alive."""
+        return self._ownership.begun
+
     def commit(self, batch: Sequence[Commit]) -> Awaitable[list[Reply]]:
         """As the store does it."""
-        known = self._ownership.begun or not any(map(_needs_its_owner, batch))
+        known = self.knows_owner or not any(map(_needs_its_owner, batch))
         return self._store.commit(batch) if known else self._first(batch)
 
     def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
         """As the store does it; None as well when the owner is not known yet."""
-        return self._store.try_commit(batch) if self._ownership.begun else None
+        return self._store.try_commit(batch) if self.knows_owner else None
 
     async def _first(self, batch: Sequence[Commit]) -> list[Reply]:
         heads = await self._store.read_heads([commit.run for commit in batch if commit.create is not None])

@@ -22,7 +22,7 @@ from holdfast.store.sqlite.pages import Room
 
 _ACCEPTED = Reply()
 _ROUND = 32
-_MOST_ROWS = 64
+_MOST_VALUES = 2816  # bound by one statement: the larger it is, the longer it takes to make ready
 
 
 def finish(connection: apsw.Connection) -> None:
@@ -51,11 +51,10 @@ def write_batch(
         refusals = _write_steps(connection, room, batch, entering)
     else:
         connection.execute("begin immediate")
-        if len(batch) > 1 and _write_all(connection, room, batch):
+        if len(batch) > 1 and _write_all(connection, room, batch, entering):
             refusals = [None] * len(batch)
         else:
             refusals = [_write_one(connection, room, commit) for commit in batch]
-        entering()
         finish(connection)
     if connection.execute(sql.ANY_MAIL).get is None:
         return [_ACCEPTED if refusal is None else Reply(refusal) for refusal in refusals]
@@ -101,7 +100,8 @@ def _write_steps(
     before = connection.execute(sql.LAST_PLACE).get or 0
     fault("commit.before")
     entering()
-    connection.execute(sql.append_steps(len(rows)), values)
+    # Of one row alone nothing is written when its place is taken.
+    connection.execute((sql.append_steps if expected > len(batch) else sql.append)(len(rows)), values)
     fault("commit.after")
     if connection.changes() == expected:
         return [None] * len(batch)
@@ -114,7 +114,9 @@ def _refused_since(connection: apsw.Connection, commit: Commit, before: int) -> 
     return None if connection.execute(sql.WRITTEN_SINCE, step).get else _refusal(connection, commit)
 
 
-def _write_all(connection: apsw.Connection, room: Room, batch: Sequence[Commit]) -> bool:
+def _write_all(
+    connection: apsw.Connection, room: Room, batch: Sequence[Commit], entering: Callable[[], object]
+) -> bool:
     """Write the batch as if nothing were refused; False, and nothing written, when something is or may be."""
     if not all(map(_is_plain, batch)):
         return False
@@ -123,6 +125,7 @@ def _write_all(connection: apsw.Connection, room: Room, batch: Sequence[Commit])
     new = [sql.head_values(commit.create) for commit in batch if commit.create is not None]
     rows, updates = _rows(batch, room), _updates(batch)
     before = connection.total_changes()
+    entering()
     _execute(connection, sql.create_runs, new)
     _execute(connection, sql.append, rows)
     for names, some in updates.items():
@@ -144,8 +147,9 @@ def _is_plain(commit: Commit) -> bool:
 
 def _execute(connection: apsw.Connection, text: Callable[[int], str], rows: list[Any]) -> None:
     """Execute the statement for all these rows."""
-    for at in range(0, len(rows), _MOST_ROWS):
-        some = _rounded(rows[at : at + _MOST_ROWS])
+    most = _MOST_VALUES // len(rows[0]) // _ROUND * _ROUND if rows else 1
+    for at in range(0, len(rows), most):
+        some = _rounded(rows[at : at + most])
         connection.execute(text(len(some)), [*chain.from_iterable(some)])
 
 
