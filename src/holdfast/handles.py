@@ -35,7 +35,7 @@ class RunHandle(Generic[R]):
             attended: R = await following.attend(self.id)
             return attended
         try:
-            result: R = await following.follow(self.id)
+            result: R = await following.follow(self.id, seen=self._live)
         except RunNotFoundError:
             if self._live is None:
                 raise

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import Pipeline, Runtime, step
 from holdfast.errors import InputChangedError, RunExistsError, StoreUnavailableError
-from holdfast.model import Commit, Head, Owner, Reply
+from holdfast.model import Commit, Entry, Head, Owner, Reply
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
 
@@ -117,3 +117,20 @@ async def test_an_input_that_no_run_could_begin_with_is_another_input_for_one_th
         await rt.run(DOUBLE, {"n": 1}, id="done")
         with pytest.raises(InputChangedError):
             await rt.run(DOUBLE, unfit, id="done")
+
+
+async def test_a_handle_of_a_run_that_has_ended_here_gives_its_result_without_reading_its_log() -> None:
+    class Watching(MemoryStore):
+        async def read_entries(self, run: str, **window: Any) -> list[Entry]:
+            read.append(run)
+            return await super().read_entries(run, **window)
+
+    read: list[str] = []
+    async with Runtime(Watching()) as rt:
+        handle = await rt.start(DOUBLE, {"n": 1}, id="r1")
+        first = await handle.result()
+        first["n"] = 77
+        assert (await handle.result(), read) == ({"n": 2}, [])  # a value of its own each time
+        await (await rt.rewind("r1@1")).result()
+        read.clear()
+        assert (await handle.result(), read) == ({"n": 2}, ["r1"])  # it has gone on since: the log tells

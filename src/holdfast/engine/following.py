@@ -125,8 +125,11 @@ class Following:
                 await asyncio.sleep(_LOOK_AGAIN)
         return await self.follow(run)
 
-    async def follow(self, run: str, *, until: Until = "ended") -> Any:
-        """The result of a run, wherever it is driven; taken up here when nobody has it, or when it is due."""
+    async def follow(self, run: str, *, until: Until = "ended", seen: LiveRun | None = None) -> Any:
+        """The result of a run, wherever it is driven; taken up here when nobody has it, or when it is due.
+
+        `seen` is the run as it was live here: what it came to need not be read again.
+        """
         token, tended, tend_at = 0, -1, 0.0
         while True:
             live = self._engine.live.get(run)
@@ -138,6 +141,8 @@ class Following:
             where = situation(head)
             match act("run", where):
                 case Act.RESULT:
+                    if seen is not None and seen.runner.completed_as(head):
+                        return seen.runner.result()
                     return await self._reader.result(head)
                 case Act.RAISE:
                     raise ended_error(head)

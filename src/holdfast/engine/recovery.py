@@ -63,7 +63,8 @@ class Recovery:
                 limits=limits,
             )
             claims = await self._engine.custody.claim(query) if not self._engine.closing else []
-            for claim in sorted(claims, key=lambda claim: ids.index(claim.head.id)):
+            place = {run: at for at, run in enumerate(ids)}
+            for claim in sorted(claims, key=lambda claim: place[claim.head.id]):
                 live = await self.take(claim)
                 if live is not None:
                     taken.append(live)

@@ -325,9 +325,17 @@ class Runner:
         return Outcome(error=RunFailedError(self.writer.run, step, error))
 
     async def _complete(self) -> Outcome:
-        came_to = self._came_to
-        await self.saving.leave(RunStatus.COMPLETED, [(Kind.COMPLETED, came_to)])
-        return Outcome(self._codec.decode(came_to["result"], path="result") if came_to else self._copy())
+        await self.saving.leave(RunStatus.COMPLETED, [(Kind.COMPLETED, self._came_to)])
+        return Outcome(self.result())
+
+    def result(self) -> Any:
+        """What a completed run came to, in containers of its own."""
+        return self._codec.decode(self._came_to["result"], path="result") if self._came_to else self._copy()
+
+    def completed_as(self, head: Head) -> bool:
+        """Whether the run was completed here, and nothing has become of it since."""
+        writer = self.writer
+        return writer.status == RunStatus.COMPLETED and (writer.fence, writer.seq) == (head.fence, head.seq)
 
     # What others want
 
