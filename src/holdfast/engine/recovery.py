@@ -15,7 +15,7 @@ from holdfast.model import Claim, Head, Query
 
 log = logging.getLogger("holdfast")
 
-_PAGE = 200
+_PAGE = 500
 _EVERYTHING = 1_000_000_000
 
 

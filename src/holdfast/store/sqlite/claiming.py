@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import apsw
 import msgspec
 
 from holdfast.core.turns import first_in_turn, reached
-from holdfast.model import Query
+from holdfast.model import Claim, Entry, Mail, Query
 from holdfast.store.sqlite import sql
 
 _UNFINISHED = "('pending', 'running', 'waiting', 'paused', 'interrupted')"  # as in the index of that name
@@ -39,8 +40,10 @@ class _Candidate(NamedTuple):
 def claimable(connection: apsw.Connection, query: Query, live: set[str], owner: str) -> list[int]:
     """The internal numbers of the runs that `owner` gets with this query, in order."""
     if not query.in_turn:
-        text, values = sql.select_heads(query, live, claimable_by=owner)
-        return [row[0] for row in connection.execute(text, values)]
+        where, values = sql.conditions(query, live, owner)
+        newest_first = "order by r.created_at desc, r.id desc limit ?"
+        rows = connection.execute(f"select r.n from runs r where {where} {newest_first}", [*values, query.limit])
+        return [n for (n,) in rows]
     owners = msgspec.json.encode(sorted(live)).decode()
     owned = f"{_LIGHT} where r.owner in (select value from json_each(?)) and r.status in {_UNFINISHED}"
     under_way = [_Candidate(*row) for row in connection.execute(owned, (owners,))]
@@ -51,6 +54,24 @@ def claimable(connection: apsw.Connection, query: Query, live: set[str], owner: 
         chosen = first_in_turn(found, under_way, query.limits, query.limit, cut)
         depth *= 8
     return [one.n for one in chosen]
+
+
+def claimed(connection: apsw.Connection, numbers: list[int], live: set[str], owner: str) -> list[Claim]:
+    """Make `owner` the owner of these runs: what it needs to go on with them, read with a few statements for all."""
+    these = (str(numbers),)
+    connection.execute(sql.CLAIM, (*these, owner))
+    found = connection.execute(f"{sql.HEADS} where r.n in (select value from json_each(?))", these)
+    heads = {row[0]: sql.head_from(row, live) for row in found}
+    logs: dict[int, list[Entry]] = {n: [] for n in numbers}
+    for n, *entry in connection.execute(sql.READ_LOGS, these):
+        logs[n].append(sql.entry_from(entry))
+    mail: dict[int, list[Mail]] = {n: [] for n in numbers}
+    for n, *one in connection.execute(sql.READ_MAIL_OF_MANY, these):
+        mail[n].append(sql.mail_from(one))
+    return [Claim(heads[n], tuple(sorted(logs[n], key=_seq)), tuple(mail[n])) for n in numbers]
+
+
+_seq = attrgetter("seq")
 
 
 def _open_to_all(where: str, values: list[Any], full: tuple[set[str], set[tuple[str, str]]]) -> tuple[str, list[Any]]:

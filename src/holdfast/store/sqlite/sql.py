@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -116,12 +117,23 @@ TAKE_KEYED = "update inbox set taken = 1, body = '' where id = ? and n = ? and k
 TAKE_PLAIN = "delete from inbox where id = ? and n = ? and key is null"
 ANY_MAIL = "select 1 from inbox where taken = 0 limit 1"
 READ_MAIL = "select kind, body, key, at, id from inbox where n = ? and taken = 0 order by id"
+READ_MAIL_OF_MANY = """
+    select i.n, i.kind, i.body, i.key, i.at, i.id
+    from json_each(?) j cross join inbox i on i.n = j.value and i.taken = 0 order by i.id
+"""
 POST_MAIL = "insert or ignore into inbox (n, kind, body, key, at) values (?, ?, ?, ?, ?)"
 
-READ_ENTRIES = """
-    select id & 4294967295, kind, fence, at, cursor, body, "check",
-      case when begun then (select b.body from entries b where b.place = e.place - 1 and b.id is null) end
-    from entries e where id > (?1 << 32) | ?2 and id <= (?1 << 32) | ?3 order by id limit ?4
+_ENTRY = """
+    e.id & 4294967295, e.kind, e.fence, e.at, e.cursor, e.body, e."check",
+      case when e.begun then (select b.body from entries b where b.place = e.place - 1 and b.id is null) end
+"""
+READ_ENTRIES = f"""
+    select {_ENTRY} from entries e where id > (?1 << 32) | ?2 and id <= (?1 << 32) | ?3 order by id limit ?4
+"""
+# The same of many runs, each from its base on.
+READ_LOGS = f"""
+    select r.n, {_ENTRY} from json_each(?) j cross join runs r on r.n = j.value
+    cross join entries e on e.id >= (r.n << 32) | r.base and e.id <= (r.n << 32) | 4294967295
 """
 # Rows that belong to no run: entries of none, and beginnings of a body without the entry behind them.
 COUNT_STRAY = """
@@ -130,7 +142,7 @@ COUNT_STRAY = """
        or (id is null and not exists (select 1 from entries f where f.place = e.place + 1 and f.begun))
 """
 CLAIM = """
-    update runs set owner = ?2, fence = fence + 1, attempt = attempt + 1 where n = ?1
+    update runs set owner = ?2, fence = fence + 1, attempt = attempt + 1 where n in (select value from json_each(?1))
 """
 BEAT = """
     insert into owners (id, name, beat_at, lease_until, info) values (?1, ?2, ?3, ?4, ?5)
@@ -179,22 +191,22 @@ def head_from(row: tuple[Any, ...], live: set[str]) -> Head:
     return Head(**fields, owned=fields["owner"] in live, seq=seq, cursor=cursor.encode(), updated_at=at)
 
 
-def entry_from(row: tuple[Any, ...]) -> Entry:
+def entry_from(row: Sequence[Any]) -> Entry:
     """The entry in a row of READ_ENTRIES."""
     seq, kind, fence, at, cursor, body, check, beginning = row
     whole = body if beginning is None else beginning + body
     return Entry(seq, kind, fence, at, cursor.encode(), whole.encode(), check)
 
 
-def mail_from(row: tuple[Any, ...]) -> Mail:
+def mail_from(row: Sequence[Any]) -> Mail:
     """The mail in a row of READ_MAIL."""
     kind, body, key, at, mail_id = row
     return Mail(kind, body.encode(), key, at, mail_id)
 
 
-def select_heads(query: Query, live: set[str], *, claimable_by: str | None = None) -> tuple[str, list[Any]]:
+def select_heads(query: Query, live: set[str]) -> tuple[str, list[Any]]:
     """The statement and its bindings for the heads that match, newest first."""
-    where, values = conditions(query, live, claimable_by)
+    where, values = conditions(query, live, None)
     return f"{HEADS} where {where} order by r.created_at desc, r.id desc limit ?", [*values, query.limit]
 
 

@@ -17,9 +17,9 @@ from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Quer
 from holdfast.store.base import Store
 from holdfast.store.owners import LocalOwners
 from holdfast.store.sqlite import sql
-from holdfast.store.sqlite.claiming import claimable
+from holdfast.store.sqlite.claiming import claimable, claimed
 from holdfast.store.sqlite.connections import Connections, translated
-from holdfast.store.sqlite.writing import finish, mail_of_number, write_batch
+from holdfast.store.sqlite.writing import finish, write_batch
 
 T = TypeVar("T")
 
@@ -127,17 +127,7 @@ class SqliteStore(Store):
             if not numbers:
                 connection.execute("rollback")
                 return []
-            connection.executemany(sql.CLAIM, [(n, owner) for n in numbers])
-            heads = {
-                row[0]: sql.head_from(row, live)
-                for row in connection.execute(
-                    f"{sql.HEADS} where r.n in (select value from json_each(?))", (str(numbers),)
-                )
-            }
-            claims = [
-                Claim(heads[n], tuple(_entries(connection, n, heads[n].base - 1)), mail_of_number(connection, n))
-                for n in numbers
-            ]
+            claims = claimed(connection, numbers, live, owner)
             finish(connection)
             return claims
 
