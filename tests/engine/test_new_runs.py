@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from holdfast.errors import InputChangedError, RunExistsError, StoreUnavailableE
 from holdfast.model import Commit, Entry, Head, Owner, Reply
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
+from holdfast.store.sqlite import writing
 
 MakeRuntime = Callable[..., Runtime]
 MakeStore = Callable[[], Store]
@@ -96,6 +98,17 @@ async def test_the_first_runs_of_an_owner_are_told_apart_from_those_that_are_the
         runs = [rt.run(DOUBLE, {"n": n}, id=f"run-{n}") for n in range(5)]
         assert await asyncio.gather(*runs) == [{"n": 2 * n} for n in range(5)]
         assert [len([c async for c in rt.checkpoints(f"run-{n}")]) for n in range(5)] == [2] * 5
+
+
+async def test_running_a_finished_run_again_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits: list[str] = []
+    monkeypatch.setattr(writing, "fault", commits.append)
+    async with Runtime(f"sqlite:{tmp_path}/runs.db") as rt:
+        await rt.run(DOUBLE, {"n": 1}, id="done")
+        commits.clear()
+        for _ in range(3):
+            assert await rt.run(DOUBLE, {"n": 1}, id="done") == {"n": 2}
+        assert commits == []
 
 
 async def test_a_finished_run_gives_its_result_when_the_store_cannot_be_written() -> None:

@@ -51,11 +51,16 @@ def write_batch(
         refusals = _write_steps(connection, room, batch, entering)
     else:
         connection.execute("begin immediate")
-        if len(batch) > 1 and _write_all(connection, room, batch, entering):
-            refusals = [None] * len(batch)
-        else:
+        refusals = [None] * len(batch)
+        written = len(batch) > 1 and _write_all(connection, room, batch, entering)
+        if not written:
+            before = connection.total_changes()
             refusals = [_write_one(connection, room, commit) for commit in batch]
-        finish(connection)
+            written = connection.total_changes() > before
+        if written:
+            finish(connection)
+        else:
+            connection.execute("rollback")  # all were refused, or only asked
     if connection.execute(sql.ANY_MAIL).get is None:
         return [_ACCEPTED if refusal is None else Reply(refusal) for refusal in refusals]
     return [
