@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from holdfast import Pipeline, Runtime
@@ -19,7 +20,7 @@ from holdfast.engine.introducing import Introducing
 from holdfast.engine.ownership import Ownership
 from holdfast.errors import StoreError, StoreUnavailableError
 from holdfast.model import HeadChange, Mail, Posted, Query, Refusal
-from holdfast.store.postgres import PostgresStore
+from holdfast.store.postgres import PostgresStore, connections
 from holdfast.store.postgres.connections import POOL_SIZE
 from holdfast.testing.build import ALICE, BOB, commit, create, owner
 from servers.pgproxy import PgProxy, pgproxy_to
@@ -504,3 +505,41 @@ def _child(store: PostgresStore, said: Path, theirs: set[int], *, opens: bool) -
         said.write_text(repr(error))
         return 1
     return 0
+
+
+async def test_who_may_write_has_connected_when_it_is_open_and_who_only_looks_has_not(postgres: PostgresServer) -> None:
+    with postgres.database() as url:
+        store = PostgresStore(url)
+        await store.open()
+        before = connected(url)
+        await asyncio.to_thread(store.beat, owner(), 30.0)
+        await accepted(store, create("run"))
+        await store.read_heads(["run"])
+        assert connected(url) == before
+        assert len(before) == 3  # for commits, for everything else, for the heart
+        await store.close()
+        looking = PostgresStore(url, create=False)
+        await looking.open()
+        assert connected(url) == set()
+        await looking.close()
+
+
+async def test_a_store_opens_also_where_there_is_only_one_connection_to_be_had(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_WAIT_TO_BE_READY", 0.05)
+    with postgres.database() as url, psycopg.connect(url, autocommit=True) as admin:
+        name = url.rpartition("/")[2]
+        admin.execute(f"create role lonely_{name} login connection limit 1")
+        admin.execute(f"grant create on database {name} to lonely_{name}")
+        store = PostgresStore(f"postgresql://lonely_{name}@{url.partition('@')[2]}")
+        await store.open()
+        await store.close()
+        admin.execute(f"drop owned by lonely_{name} cascade; drop role lonely_{name}")
+
+
+def connected(url: str) -> set[int]:
+    """The processes of the server for connections to that database."""
+    with psycopg.connect(url.rpartition("/")[0] + "/postgres", autocommit=True) as admin:
+        found = admin.execute("select pid from pg_stat_activity where datname = %s", (url.rpartition("/")[2],))
+        return {int(pid) for (pid,) in found}

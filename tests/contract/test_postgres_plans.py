@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from psycopg import AsyncConnection
+from psycopg.types.numeric import Int8
 
 from holdfast.core.transitions import RECOVERABLE, WAITS
 from holdfast.model import Limit, Query
@@ -227,6 +228,9 @@ async def test_commits_look_their_runs_up_even_while_the_tables_are_empty(
     batch = [commit(f"run-{k:03}", 2) for k in range(100)]
     text, values = writing._statement(list(enumerate(batch)))
     assert (await explained(store, text, values, commits=True)).scans() == {"runs_pkey", "inbox_waiting"}
-    step = await explained(store, commits.STEP, writing._step(batch[0]), commits=True)
+    (entry,) = batch[0].entries
+    fence, seq = Int8(entry.fence), Int8(entry.seq)
+    of_step = ("run-000", batch[0].owner, fence, seq, entry.kind, fence, entry.at, "{}", entry.check, "{}")
+    step = await explained(store, commits.STEP, of_step, commits=True)
     assert step.scans() == {"runs_pkey", "inbox_waiting"}
     await store.close()

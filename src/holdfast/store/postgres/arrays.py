@@ -74,14 +74,6 @@ class _Ready(Dumper):
         return obj
 
 
-class Utf8(bytes):
-    """A text that is UTF-8 already."""
-
-
-class _ReadyText(_Ready):
-    oid = _TEXT_OID
-
-
 class _ReadyTexts(_Ready):
     oid = 1009
 
@@ -96,7 +88,6 @@ class _ReadyFloats(_Ready):
 
 def register(known: AdaptersMap) -> None:
     """Let a connection with these adapters take the arrays."""
-    known.register_dumper(Utf8, _ReadyText)
     known.register_dumper(TextArray, _ReadyTexts)
     known.register_dumper(IntArray, _ReadyInts)
     known.register_dumper(FloatArray, _ReadyFloats)

@@ -9,14 +9,15 @@ import os
 import select
 import threading
 import time
+from contextlib import suppress
 
 import psycopg
-from psycopg import errors, pq
+from psycopg import pq
 
 from holdfast.errors import StoreUnavailableError
 from holdfast.model import Owner
 from holdfast.store.postgres.address import Address
-from holdfast.store.postgres.trouble import not_reached, told
+from holdfast.store.postgres.trouble import error_of, not_reached, told
 
 _SHARE = 1 / 3  # of the lease: that long a beat may take
 _inherited: list[object] = []
@@ -46,6 +47,11 @@ class Heart:
         self._guard = threading.Lock()
         self._connection: psycopg.Connection | None = None
         self._pid = os.getpid()
+
+    def connect(self) -> None:
+        """Be ready for the first beat, if the server lets us be."""
+        with self._guard, suppress(StoreUnavailableError):
+            self._connected(time.monotonic())
 
     def beat(self, owner: Owner, lease: float) -> None:
         """Say that `owner` lives for `lease` seconds from now on; gives up with StoreUnavailableError long before."""
@@ -87,7 +93,7 @@ class Heart:
             if result is None:
                 break
             if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
-                error = _error_of(result)
+                error = error_of(result)
         if error is not None:
             raise error
 
@@ -126,13 +132,3 @@ class Heart:
         """Let go of the connection; the next beat makes another one."""
         with self._guard:
             self._drop()
-
-
-def _error_of(result: pq.abc.PGresult) -> psycopg.Error:
-    """What the server has refused, as the error that the driver has for it."""
-    text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message).decode(errors="replace")
-    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-    try:
-        return errors.lookup(state)(text)
-    except KeyError:
-        return psycopg.OperationalError(text)

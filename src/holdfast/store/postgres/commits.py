@@ -74,9 +74,10 @@ _REBASE = (
 )
 
 
-# A usual step by itself: one entry and nothing else. The update is its own check; a run that does not fit gives no row.
+# A usual step by itself: one entry and nothing else. The update is its own check; a run that does not fit gives no row,
+# any other one says whether there is mail for it.
 # With `=` for the owner an empty table would make the planner look for it by owner, and keep to that.
-STEP = f"""
+STEP = """
     with moved as (
       update runs r set seq = $4, cursor = $8, updated_at = $7
       where r.id = $1 and r.owner is not distinct from $2 and r.fence = $3 and r.seq = $4 - 1 returning r.n
@@ -84,7 +85,7 @@ STEP = f"""
       insert into entries (n, seq, kind, fence, at, cursor, "check", body)
       select m.n, $4, $5, $6, $7, $8, $9, $10 from moved m
     )
-    select {MAIL_COLUMNS} from moved m left join inbox i on i.n = m.n and not i.taken order by i.id
+    select exists (select 1 from inbox i where i.n = m.n and not i.taken) from moved m
 """
 
 

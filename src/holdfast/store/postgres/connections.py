@@ -26,6 +26,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from holdfast.store.postgres import arrays
 from holdfast.store.postgres.address import Address
+from holdfast.store.postgres.quick import prepare_step
 from holdfast.store.postgres.trouble import not_reached, stranger, translated
 from holdfast.store.strangers import unless_a_stranger
 
@@ -34,6 +35,7 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 
 POOL_SIZE = 4
 _WAIT_FOR_CONNECTION = 10.0  # seconds
+_WAIT_TO_BE_READY = 1.0
 _REST = 0.1
 _WAIT_FOR_THE_END = 10.0
 _inherited: list[object] = []  # kept so that a forked child never closes its parent's connections
@@ -98,9 +100,23 @@ class Connections:
             name="holdfast",
         )
 
-    async def open(self) -> None:
-        """Make the pool ready. It connects when somebody asks."""
+    async def open(self, writer: AsyncConnection | None = None) -> None:
+        """Make the pool ready. It connects when somebody asks; or now, for a program that brings a connection along.
+
+        That one is kept for commits.
+        """
         await self._pool.open()
+        if writer is not None:
+            self._writer = await self._for_commits(writer)
+            connecting = self._begin(self._use_pool(_nothing, again=False))
+            await asyncio.wait({connecting}, timeout=_WAIT_TO_BE_READY)
+            connecting.cancel()  # whoever needs it waits longer, and is told what is wrong
+
+    async def _for_commits(self, connection: AsyncConnection) -> AsyncConnection:
+        with translated(self.address):
+            await connection.execute(_LOOKUPS_ONLY, prepare=False)
+            await prepare_step(connection)
+        return connection
 
     async def connect(self) -> AsyncConnection:
         """A new connection outside of the pool. Raises StoreUnavailableError that says why there is none."""
@@ -148,10 +164,7 @@ class Connections:
                 if connection is not None:
                     await connection.close()
                 self._writer = None
-                connection = await self.connect()
-                with translated(self.address):
-                    await connection.execute(_LOOKUPS_ONLY, prepare=False)
-                self._writer = connection
+                connection = self._writer = await self._for_commits(await self.connect())
             with translated(self.address):
                 return await work(connection)
 
@@ -202,10 +215,13 @@ class Connections:
         return await self._pool.getconn()
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self._begin(work))
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
@@ -226,6 +242,10 @@ class Connections:
             self._writer = None
         self._closing = True
         await self._pool.close()
+
+
+async def _nothing(connection: AsyncConnection) -> None:
+    """Be glad that there is a connection."""
 
 
 def is_lost(connection: AsyncConnection) -> bool:

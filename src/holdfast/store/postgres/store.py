@@ -93,13 +93,24 @@ class PostgresStore(Store):
         try:
             with translated(self._address):
                 await schema.migrate(connection, self._address, create=self._create)
-        finally:
+            if self._opened is not None:
+                await self._opened[0].close()  # inherited by a fork: put aside, never closed
+            await self._make_ready(connections, connection)
+        except BaseException:
             await connection.close()
-        if self._opened is not None:
-            await self._opened[0].close()  # inherited by a fork: put aside, never closed
-        await connections.open()
+            raise
         self._opened = connections, Channels(self._address.schema, connections.connect, connections.do)
         return self._opened
+
+    async def _make_ready(self, connections: Connections, first: AsyncConnection) -> None:
+        """Connect before there is something to do, unless this is only to look at what is there."""
+        if not self._create:
+            await first.close()
+            await connections.open()
+            return
+        beating = asyncio.get_running_loop().run_in_executor(None, self._heart.connect)
+        await connections.open(first)
+        await beating
 
     async def _db(self) -> tuple[Connections, Channels]:
         opened = self._opened

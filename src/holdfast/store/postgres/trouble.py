@@ -9,7 +9,7 @@ import re
 from typing import Literal
 
 import psycopg
-from psycopg import errors
+from psycopg import errors, pq
 from psycopg_pool import PoolTimeout
 
 from holdfast.errors import StoreDamagedError, StoreError, StoreUnavailableError
@@ -128,3 +128,13 @@ def said(error: Exception) -> str:
     # With and without encryption the same may have been said twice.
     lines = dict.fromkeys(line.strip().removeprefix("connection failed: ") for line in str(error).splitlines())
     return _QUESTION.sub("", " ".join(" ".join(lines).split())).rstrip(".") or type(error).__name__
+
+
+def error_of(result: pq.abc.PGresult) -> psycopg.Error:
+    """What the server has refused, as the error that the driver has for it."""
+    text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message).decode(errors="replace")
+    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    try:
+        return errors.lookup(state)(text)
+    except KeyError:
+        return psycopg.OperationalError(text)

@@ -18,14 +18,19 @@ from holdfast.core.record import is_empty
 from holdfast.faults import fault
 from holdfast.model import Commit, Entry, Mail, Refusal, Reply
 from holdfast.store.postgres import commits, rows
-from holdfast.store.postgres.arrays import Utf8, floats, ints, texts
+from holdfast.store.postgres.arrays import floats, ints, texts
 from holdfast.store.postgres.commits import NEVER, Parts
+from holdfast.store.postgres.quick import write_step
 
 _ACCEPTED = Reply()
 _ARRAY: dict[str, Callable[[Any], bytes]] = {"bigint": ints, "float8": floats, "text": texts}
 _REFUSALS = {commits.STALE: Refusal.STALE, commits.GAP: Refusal.GAP}
 _BIT = {name: 1 << bit for bit, (name, _) in enumerate(commits.CHANGEABLE)}
 _Placed = tuple[int, Commit]
+_MAIL = f"""
+    select {rows.MAIL_COLUMNS} from inbox i
+    where i.n = (select r.n from runs r where r.id = $1) and not i.taken order by i.id
+"""
 
 
 async def write_batch(connection: AsyncConnection, batch: Sequence[Commit]) -> list[Reply]:
@@ -34,11 +39,10 @@ async def write_batch(connection: AsyncConnection, batch: Sequence[Commit]) -> l
         return []
     fault("commit.before")
     if len(batch) == 1 and _is_step(batch[0]):
-        cursor = await connection.execute(commits.STEP, _step(batch[0]), prepare=True, binary=True)
-        found = await cursor.fetchall()
-        if found:
+        mailed = await write_step(connection, batch[0])
+        if mailed is not None:
             fault("commit.after")
-            return [_ACCEPTED if found[0][-1] is None else Reply(None, tuple(map(rows.mail_from, found)))]
+            return [Reply(None, await _mail_of(connection, batch[0].run)) if mailed else _ACCEPTED]
         # Refused, and nothing was written. The same by the other way tells why.
     rounds = _rounds(batch)
     if len(rounds) == 1 and not any(commit.create for _, commit in rounds[0]):
@@ -57,12 +61,9 @@ def _is_step(commit: Commit) -> bool:
     return len(commit.entries) == 1 and not (commit.create or commit.change or commit.take or commit.rebase)
 
 
-def _step(commit: Commit) -> tuple[Any, ...]:
-    (e,) = commit.entries
-    return (
-        *(commit.run, commit.owner, Int8(commit.fence), Int8(e.seq), e.kind, Int8(e.fence), e.at),
-        *(Utf8(e.cursor), e.check, Utf8(e.body)),
-    )
+async def _mail_of(connection: AsyncConnection, run: str) -> tuple[Mail, ...]:
+    found = await connection.execute(_MAIL, (run,), prepare=True, binary=True)
+    return tuple(map(rows.mail_from, await found.fetchall()))
 
 
 def _judge(replies: list[Reply | None], some: list[_Placed], told: list[tuple[Any, ...]]) -> None:
