@@ -12,7 +12,7 @@ from psycopg import AsyncConnection, pq
 from psycopg.abc import PQGen
 from psycopg.generators import execute
 
-from holdfast.model import Commit
+from holdfast.model import Commit, Entry, Kind
 from holdfast.store.postgres.commits import STEP
 from holdfast.store.postgres.trouble import error_of
 
@@ -23,11 +23,15 @@ _OIDS, _FORMATS = [oid for oid, _ in _KINDS], [form for _, form in _KINDS]
 _int, _float = Struct("!q").pack, Struct("!d").pack
 
 
+_NOBODYS = Commit(run="", owner="", fence=0, entries=(Entry(0, Kind.CHECKPOINT, 0, 0.0, b"", b"", ""),))
+
+
 async def prepare_step(connection: AsyncConnection) -> None:
-    """Make the statement known to the server, for as long as this connection lives."""
+    """Make the statement known to the server, for as long as this connection lives, and have it planned."""
     async with connection.lock:
         connection.pgconn.send_prepare(_NAME, STEP.encode(), _OIDS)
         await connection.wait(_result(connection.pgconn))
+    await write_step(connection, _NOBODYS)  # which is refused
 
 
 async def write_step(connection: AsyncConnection, commit: Commit) -> bool | None:
