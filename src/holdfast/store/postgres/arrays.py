@@ -6,7 +6,7 @@ it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 
 from psycopg.adapt import AdaptersMap, Dumper
@@ -35,34 +35,39 @@ class FloatArray(bytes):
 
 def texts(values: Sequence[bytes | str | None]) -> TextArray:
     """These texts, in UTF-8 where they are bytes."""
-    parts = [_head(_TEXT_OID, len(values))]
-    for value in values:
+    parts = []
+    times = _alike(values)
+    for value in values[:1] if times else values:
         if value is None:
             parts.append(_NULL)
         else:
             data = value if type(value) is bytes else value.encode()  # type: ignore[union-attr]
             parts += (_LENGTH(len(data)), data)
-    return TextArray(b"".join(parts))
+    return TextArray(_head(_TEXT_OID, len(values)) + b"".join(parts) * (times or 1))
 
 
 def ints(values: Sequence[int | None]) -> IntArray:
     """These numbers of 64 bits."""
-    return IntArray(_head(_INT_OID, len(values)) + _packed(_INT(8, v) if v is not None else _NULL for v in values))
+    times = _alike(values)
+    parts = [_INT(8, v) if v is not None else _NULL for v in (values[:1] if times else values)]
+    return IntArray(_head(_INT_OID, len(values)) + b"".join(parts) * (times or 1))
 
 
 def floats(values: Sequence[float | None]) -> FloatArray:
     """These numbers, exactly."""
-    return FloatArray(
-        _head(_FLOAT_OID, len(values)) + _packed(_FLOAT(8, v) if v is not None else _NULL for v in values)
-    )
+    times = _alike(values)
+    parts = [_FLOAT(8, v) if v is not None else _NULL for v in (values[:1] if times else values)]
+    return FloatArray(_head(_FLOAT_OID, len(values)) + b"".join(parts) * (times or 1))
+
+
+def _alike(values: Sequence[object]) -> int:
+    """How many there are, when it is the same value in every row, as in most columns; else 0."""
+    first = values[0] if values else None
+    return len(values) if values.count(first) == len(values) and first != 0 else 0  # 0.0 equals -0.0
 
 
 def _head(oid: int, count: int) -> bytes:
     return _HEAD(1, 1, oid, count, 1) if count else _NONE[oid]
-
-
-def _packed(parts: Iterable[bytes]) -> bytes:
-    return b"".join(parts)
 
 
 class _Ready(Dumper):
