@@ -300,15 +300,21 @@ def after_many_calls(act: Callable[[], Any], spare: int) -> Any:
 def test_where_the_stack_is_nearly_used_up_it_is_still_a_clear_error() -> None:
     codec, value = Codec(), nested(300)
     tree = codec.encode([value, (1,)])
-    with pytest.raises(NotStorableError, match="too deeply for the stack"):
-        after_many_calls(lambda: codec.encode(value), spare=200)
-    with pytest.raises(NotLoadableError, match="too deeply for the stack"):
-        after_many_calls(lambda: codec.decode(tree), spare=200)
-    with pytest.raises(NotStorableError):
-        after_many_calls(lambda: dumps(tree), spare=200)
     data = dumps(tree)
-    with pytest.raises(NotLoadableError):
-        after_many_calls(lambda: loads(data), spare=200)
+    acts: list[tuple[Callable[[], Any], type[Exception], str, Any]] = [
+        (lambda: codec.encode(value), NotStorableError, "too deeply for the stack", value),
+        (lambda: codec.decode(tree), NotLoadableError, "too deeply for the stack", [value, (1,)]),
+        (lambda: dumps(tree), NotStorableError, "JSON", data),
+        (lambda: loads(data), NotLoadableError, "JSON", tree),
+    ]
+    for act, error, said, result in acts:
+        if sys.version_info < (3, 12) or act is acts[0][0]:
+            with pytest.raises(error, match=said):
+                after_many_calls(act, spare=200)
+        else:  # what is not written in Python has a stack of its own
+            with contextlib.suppress(error):
+                found = after_many_calls(act, spare=200)
+                assert dumps(codec.encode(found)) == dumps(codec.encode(result))
 
 
 def test_what_can_be_stored_needs_no_more_calls_than_it_has_levels() -> None:
