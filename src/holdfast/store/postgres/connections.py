@@ -24,6 +24,7 @@ import psycopg
 from psycopg import AsyncConnection, AsyncRawCursor
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from holdfast.errors import StoreError
 from holdfast.store.postgres import arrays
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.quick import prepare_step
@@ -107,15 +108,20 @@ class Connections:
         """
         await self._pool.open()
         if writer is not None:
-            self._writer = await self._for_commits(writer)
+            with suppress(StoreError):  # who may only read can do so; the first commit is told what is missing
+                self._writer = await self._for_commits(writer)
             connecting = self._begin(self._use_pool(_nothing, again=False))
             await asyncio.wait({connecting}, timeout=_WAIT_TO_BE_READY)
             connecting.cancel()  # whoever needs it waits longer, and is told what is wrong
 
     async def _for_commits(self, connection: AsyncConnection) -> AsyncConnection:
-        with translated(self.address):
-            await connection.execute(_LOOKUPS_ONLY, prepare=False)
-            await prepare_step(connection)
+        try:
+            with translated(self.address):
+                await connection.execute(_LOOKUPS_ONLY, prepare=False)
+                await prepare_step(connection)
+        except BaseException:
+            await connection.close()
+            raise
         return connection
 
     async def connect(self) -> AsyncConnection:

@@ -98,6 +98,7 @@ class PostgresStore(Store):
             await self._make_ready(connections, connection)
         except BaseException:
             await connection.close()
+            await connections.close()
             raise
         self._opened = connections, Channels(self._address.schema, connections.connect, connections.do)
         return self._opened
