@@ -543,3 +543,18 @@ def connected(url: str) -> set[int]:
     with psycopg.connect(url.rpartition("/")[0] + "/postgres", autocommit=True) as admin:
         found = admin.execute("select pid from pg_stat_activity where datname = %s", (url.rpartition("/")[2],))
         return {int(pid) for (pid,) in found}
+
+
+async def test_an_opening_that_fails_half_way_leaves_nothing_open(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: Any, connection: Any) -> Any:
+        raise RuntimeError("something unforeseen")
+
+    monkeypatch.setattr(connections.Connections, "_for_commits", fail)
+    with postgres.database() as url:
+        store = PostgresStore(url)
+        with pytest.raises(RuntimeError, match="unforeseen"):
+            await store.open()
+        assert [task for task in asyncio.all_tasks() if "holdfast-worker" in task.get_name()] == []
+        await store.close()
