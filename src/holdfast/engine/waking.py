@@ -36,6 +36,8 @@ class Waker:
         """`take` claims and drives those of these runs that still wait; `children_ended` looks whether one is due."""
         self._store, self._clock, self._take, self._children_ended = store, clock, take, children_ended
         self._watched: dict[str, float | None] = {}
+        self._renewed: set[str] = set()
+        """Those that were put down while the store was read: what it said of them is old."""
         self._later: dict[str, float] = {}
         """By run, on the loop's clock: those that were tried just now and are left alone for a while."""
         self._sweep_at = 0.0
@@ -47,6 +49,7 @@ class Waker:
         """Look after this run, which is due then; None when only something that comes makes it due."""
         known = run in self._watched and self._watched[run] == due
         self._watched[run] = due
+        self._renewed.add(run)
         if self._task is None:
             self._task = asyncio.ensure_future(self._look_after())
         elif not known and self._poke is not None and not self._poke.done():
@@ -117,9 +120,12 @@ class Waker:
         if now < self._sweep_at or not ids:
             return []
         self._sweep_at = now + max(POLL, SWEEP_EACH * len(ids))
+        self._renewed.clear()
         waiting = {h.id: h for h in await self._store.list_heads(Query(ids=ids, states=WAITS, limit=len(ids)))}
         for run in ids:
-            if run not in waiting:
+            if run in self._renewed:
+                waiting.pop(run, None)
+            elif run not in waiting:
                 self._watched.pop(run, None)  # somebody has it, or it has ended
             else:
                 self._watched[run] = waiting[run].wake_at
