@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _WORTH_APPENDING = 16  # Characters; below that the text is as short as the operation.
 _TRIES = 8  # Places in a list at which a window may go on; more would be guessing.
-_PARTED = frozenset({dict, list, str})
 _MAX_PATH = 60  # What is changed further down is written whole: nobody reads such a path, and the stack has an end.
 
 
@@ -65,22 +64,29 @@ def apply(tree: Tree, ops: Any, recall: Callable[[Any], Tree] | None = None) -> 
 
 def _diff(old: Any, new: Any, path: list[Any], ops: list[Any]) -> None:
     kind = type(new)
-    if kind is not type(old) or kind not in _PARTED or len(path) > _MAX_PATH:
-        if not same(old, new):
-            ops.append(["set", path, new])
-    elif kind is dict:
-        _diff_dict(old, new, path, ops)
-    elif kind is list:
-        _diff_list(old, new, path, ops)
-    elif old != new:
-        grown = len(old) >= _WORTH_APPENDING and new.startswith(old)
-        ops.append(["append", path, new[len(old) :]] if grown else ["set", path, new])
+    if kind is type(old) and len(path) <= _MAX_PATH:
+        if kind is dict:
+            return _diff_dict(old, new, path, ops)
+        if kind is list:
+            return _diff_list(old, new, path, ops)
+        if kind is str and len(old) >= _WORTH_APPENDING and new.startswith(old) and new != old:
+            ops.append(["append", path, new[len(old) :]])
+            return None
+    if not same(old, new):
+        ops.append(["set", path, new])
+    return None
 
 
 def _diff_dict(old: dict[str, Any], new: dict[str, Any], path: list[Any], ops: list[Any]) -> None:
     start = len(ops)
+    if len(old) == len(new) and all(map(is_, old, new)):  # most dicts keep their keys
+        for key in compress(old, map(is_not, old.values(), new.values())):
+            _diff(old[key], new[key], [*path, key], ops)
+        if len(ops) - start > 1 and _direct(ops, start, path) == len(old):
+            ops[start:] = [["set", path, new]]  # nothing of the old one is left
+        return
     kept: Collection[str] = old
-    if not (len(old) == len(new) and all(map(is_, old, new))) and list(old) != list(new):
+    if list(old) != list(new):
         kept = [key for key in old if key in new]
         if list(new)[: len(kept)] != kept:  # The order cannot be had by removing and adding at the end.
             ops.append(["set", path, new])
