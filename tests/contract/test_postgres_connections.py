@@ -534,6 +534,7 @@ async def test_a_store_opens_also_where_there_is_only_one_connection_to_be_had(
         admin.execute(f"grant create on database {name} to lonely_{name}")
         store = PostgresStore(f"postgresql://lonely_{name}@{url.partition('@')[2]}")
         await store.open()
+        assert len(connected(url)) == 2  # its only one, and that of the administrator
         await store.close()
         admin.execute(f"drop owned by lonely_{name} cascade; drop role lonely_{name}")
 

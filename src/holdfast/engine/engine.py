@@ -115,13 +115,13 @@ class Engine:
         Giving up the wait does not stop it half-way either.
         """
         admitted: asyncio.Future[LiveRun] = self.loop.create_future()
-        self._begin(self._admit_and_drive(work, admitted, None))
+        self._begin(self._admit_and_drive(work, admitted, to_its_end=False))
         return admitted
 
     def carry_out(self, work: Coroutine[Any, Any, LiveRun]) -> asyncio.Future[Outcome]:
         """The same, for whoever only wants to know what the run comes to."""
         outcome: asyncio.Future[Outcome] = self.loop.create_future()
-        self._begin(self._admit_and_drive(work, None, outcome))
+        self._begin(self._admit_and_drive(work, outcome, to_its_end=True))
         return outcome
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -133,18 +133,15 @@ class Engine:
         return task
 
     async def _admit_and_drive(
-        self,
-        work: Coroutine[Any, Any, LiveRun],
-        admitted: asyncio.Future[LiveRun] | None,
-        outcome: asyncio.Future[Outcome] | None,
+        self, work: Coroutine[Any, Any, LiveRun], waiter: asyncio.Future[Any], *, to_its_end: bool
     ) -> None:
+        """`waiter` is told of the admitted run, or of what that comes to."""
         task = asyncio.current_task(self.loop)
         assert task is not None
         try:
             live = await work
         except BaseException as error:
-            waiter = admitted or outcome
-            if waiter is not None and not waiter.done():
+            if not waiter.done():
                 waiter.set_exception(error)
             if not isinstance(error, Exception):
                 raise
@@ -152,11 +149,11 @@ class Engine:
         finally:
             self._under_way.discard(task)
         live.task = task
-        if outcome is not None:
-            live.done.tell(outcome)
-        if admitted is not None and not admitted.done():
-            admitted.set_result(live)
-        del work, admitted, outcome, task  # not to be kept for as long as the run is driven
+        if to_its_end:
+            live.done.tell(waiter)
+        elif not waiter.done():
+            waiter.set_result(live)
+        del work, waiter, task  # not to be kept for as long as the run is driven
         await self._drive(live)
 
     async def create(
