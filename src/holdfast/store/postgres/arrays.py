@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
+from typing import TypeVar
 
 from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
+
+T = TypeVar("T")
 
 _HEAD = Struct("!5i").pack  # dimensions, whether there are nulls, type of the elements, how many, number of the first
 _NULL = Struct("!i").pack(-1)
@@ -35,35 +38,36 @@ class FloatArray(bytes):
 
 def texts(values: Sequence[bytes | str | None]) -> TextArray:
     """These texts, in UTF-8 where they are bytes."""
+    some, times = _once(values)
     parts = []
-    times = _alike(values)
-    for value in values[:1] if times else values:
+    for value in some:
         if value is None:
             parts.append(_NULL)
         else:
             data = value if type(value) is bytes else value.encode()  # type: ignore[union-attr]
             parts += (_LENGTH(len(data)), data)
-    return TextArray(_head(_TEXT_OID, len(values)) + b"".join(parts) * (times or 1))
+    return TextArray(_head(_TEXT_OID, len(values)) + b"".join(parts) * times)
 
 
 def ints(values: Sequence[int | None]) -> IntArray:
     """These numbers of 64 bits."""
-    times = _alike(values)
-    parts = [_INT(8, v) if v is not None else _NULL for v in (values[:1] if times else values)]
-    return IntArray(_head(_INT_OID, len(values)) + b"".join(parts) * (times or 1))
+    some, times = _once(values)
+    parts = [_INT(8, v) if v is not None else _NULL for v in some]
+    return IntArray(_head(_INT_OID, len(values)) + b"".join(parts) * times)
 
 
 def floats(values: Sequence[float | None]) -> FloatArray:
     """These numbers, exactly."""
-    times = _alike(values)
-    parts = [_FLOAT(8, v) if v is not None else _NULL for v in (values[:1] if times else values)]
-    return FloatArray(_head(_FLOAT_OID, len(values)) + b"".join(parts) * (times or 1))
+    some, times = _once(values)
+    parts = [_FLOAT(8, v) if v is not None else _NULL for v in some]
+    return FloatArray(_head(_FLOAT_OID, len(values)) + b"".join(parts) * times)
 
 
-def _alike(values: Sequence[object]) -> int:
-    """How many there are, when it is the same value in every row, as in most columns; else 0."""
+def _once(values: Sequence[T]) -> tuple[Sequence[T], int]:
+    """The values, and how often; of a column with the same value in every row, as most have, that one alone."""
     first = values[0] if values else None
-    return len(values) if values.count(first) == len(values) and first != 0 else 0  # 0.0 equals -0.0
+    alike = values.count(first) == len(values) and first != 0  # 0.0 equals -0.0
+    return (values[:1], len(values)) if alike else (values, 1)
 
 
 def _head(oid: int, count: int) -> bytes:

@@ -251,7 +251,7 @@ class Connections:
 
 
 async def _nothing(connection: AsyncConnection) -> None:
-    """Be glad that there is a connection."""
+    """What is done with a connection that is only to be there."""
 
 
 def is_lost(connection: AsyncConnection) -> bool:
