@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable
 from holdfast.engine.introducing import Introducing
 from holdfast.model import Commit, Entry, Reply
 
-_TURN = 0.002
-_LARGE = 256 * 1024
+_TURN = 0.005
 _Waiters = list["asyncio.Future[Reply]"]
 
 
@@ -40,7 +39,7 @@ class Committer:
         # Before the first commit others may be just behind: what comes before it takes longer than a turn.
         alone = not self._pending and self._writing is None and self._busy() <= 1 and self._store.knows_owner
         if alone:
-            replies = self._at_once(commit)
+            replies = self._store.commit_now(commit)
             if replies is not None:
                 return self._in_turn(replies[0])
         future: asyncio.Future[Reply] = self.loop.create_future()
@@ -54,13 +53,6 @@ class Committer:
             self._scheduled = True
             self.loop.call_soon(self._flush)
         return future
-
-    def _at_once(self, commit: Commit) -> list[Reply] | None:
-        """Write on this thread, unless it is so much that the loop would stand still for it."""
-        for entry in commit.entries:
-            if len(entry.body) > _LARGE:
-                return None
-        return self._store.try_commit([commit])
 
     async def _in_turn(self, reply: Reply) -> Reply:
         """The reply; steps that never really wait must not keep the rest of the loop from its turn."""
@@ -76,7 +68,7 @@ class Committer:
             return
         if len(self._pending) == 1:
             try:
-                replies = self._at_once(self._pending[0])
+                replies = self._store.commit_now(self._pending[0])
             except Exception as error:
                 _fail(self._taken()[1], error)
                 return

@@ -14,6 +14,7 @@ from holdfast.model import Commit, Refusal, Reply
 from holdfast.store.base import Store
 
 _EXISTS = Reply(Refusal.EXISTS)
+_LARGE = 256 * 1024
 
 
 class Introducing:
@@ -34,17 +35,27 @@ class Introducing:
         known = self.knows_owner or not any(map(_needs_its_owner, batch))
         return self._store.commit(batch) if known else self._first(batch)
 
-    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
-        """As the store does it; None as well when the owner is not known yet."""
-        return self._store.try_commit(batch) if self.knows_owner else None
+    def commit_now(self, commit: Commit) -> list[Reply] | None:
+        """Written on this thread where the store can do that, and knows the owner.
+
+        None when not, or when it is so much that the loop would stand still for it.
+        """
+        if not self._ownership.begun:
+            return None
+        for entry in commit.entries:
+            if len(entry.body) > _LARGE:
+                return None
+        return self._store.try_commit([commit])
 
     async def _first(self, batch: Sequence[Commit]) -> list[Reply]:
         heads = await self._store.read_heads([commit.run for commit in batch if commit.create is not None])
         there = {head.id for head in heads if head is not None}
         new = [commit for commit in batch if commit.run not in there]
+        if not new:
+            return [_EXISTS] * len(batch)
         if any(map(_needs_its_owner, new)):
             await self._ownership.begin()
-        replies = iter(await self._store.commit(new)) if new else iter(())
+        replies = iter((self.commit_now(new[0]) if len(new) == 1 else None) or await self._store.commit(new))
         return [_EXISTS if commit.run in there else next(replies) for commit in batch]
 
 

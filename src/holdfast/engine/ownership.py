@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -39,43 +40,47 @@ class Ownership:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._beginning: Shared[Exception | None] | None = None
-        self._first: asyncio.Task[None] | None = None
+        self.begun = False
+        """Whether the store knows this owner as alive."""
 
     @property
     def id(self) -> str:
         return self.owner.id
 
-    @property
-    def begun(self) -> bool:
-        """Whether the store knows this owner as alive."""
-        return self._thread is not None
-
     async def begin(self) -> None:
         """Return when the store knows this owner as alive."""
-        if self._thread is not None:
+        if self.begun:
             return
         if self._beginning is None:
             self._beginning = Shared(self._loop)
-            self._first = asyncio.ensure_future(self._first_beat(self._beginning))
+            self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
+            self._thread.start()
         error = await self._beginning.wait()
         if error is not None:
             raise error
-
-    async def _first_beat(self, begun: Shared[Exception | None]) -> None:
-        try:
-            await asyncio.to_thread(self._beat)
-        except Exception as error:
-            self._beginning = None  # whoever comes next tries again
-            begun.set(error)
-            return
-        self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
-        self._thread.start()
-        begun.set(None)
 
     def _beat(self) -> None:
         self._store.beat(replace(self.owner, info=msgspec.json.encode(self.describe())), self._lease)
 
     def _run(self) -> None:
+        error: Exception | None = None
+        try:
+            self._beat()
+        except Exception as caught:
+            error = caught
+        with suppress(RuntimeError):  # the loop is gone, and with it whoever waits
+            self._loop.call_soon_threadsafe(self._first_beat_done, error)
+        if error is None:
+            self._go_on_beating()
+
+    def _first_beat_done(self, error: Exception | None) -> None:
+        beginning, self.begun = self._beginning, error is None
+        if error is not None:
+            self._beginning = None  # whoever comes next tries again
+        assert beginning is not None
+        beginning.set(error)
+
+    def _go_on_beating(self) -> None:
         trouble = Trouble(f"the heartbeat of {self.owner.name} failed")
         # A loop that is gone drives nothing any more, whether or not somebody said so: let the lease run out.
         while not (self._stop.wait(self._heartbeat) or self._loop.is_closed()):
@@ -91,6 +96,7 @@ class Ownership:
         self._stop.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+        if self.begun:
             try:
                 await self._store.retire_owner(self.owner.id)
             except StoreError as error:

@@ -119,6 +119,7 @@ class Connections:
             (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
             (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0),
             (apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0),
+            (apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1),  # else some statements are made ready anew for each value they get
         ):
             connection.config(option, value)
         connection.pragma("synchronous", self._synchronous)
