@@ -16,7 +16,7 @@ from psycopg.types.numeric import Int8
 
 from holdfast.core.transitions import RECOVERABLE, WAITS
 from holdfast.model import Limit, Query
-from holdfast.store.postgres import PostgresStore, choosing, commits, selecting, writing
+from holdfast.store.postgres import PostgresStore, choosing, commits, selecting, statements
 from holdfast.testing.build import ALICE, BOB, CAROL, commit, owner
 from servers.postgres import PostgresServer
 
@@ -226,8 +226,11 @@ async def test_commits_look_their_runs_up_even_while_the_tables_are_empty(
     store = PostgresStore(postgres.url(postgres_schema))  # where no other test has left anything to be counted
     await store.open()
     batch = [commit(f"run-{k:03}", 2) for k in range(100)]
-    text, values = writing._statement(list(enumerate(batch)))
-    assert (await explained(store, text, values, commits=True)).scans() == {"runs_pkey", "inbox_waiting"}
+    (written,) = statements.statements(list(enumerate(batch)))
+    assert (await explained(store, written.text, written.values, commits=True)).scans() == {
+        "runs_pkey",
+        "inbox_waiting",
+    }
     (entry,) = batch[0].entries
     fence, seq = Int8(entry.fence), Int8(entry.seq)
     of_step = ("run-000", batch[0].owner, fence, seq, entry.kind, fence, entry.at, "{}", entry.check, "{}")

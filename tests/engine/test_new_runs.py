@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Pipeline, Runtime, step
+from holdfast.engine.postman import QUIET
 from holdfast.errors import InputChangedError, RunExistsError, StoreUnavailableError
 from holdfast.model import Commit, Entry, Head, Owner, Reply
 from holdfast.store.base import Store
@@ -147,3 +148,21 @@ async def test_a_handle_of_a_run_that_has_ended_here_gives_its_result_without_re
         await (await rt.rewind("r1@1")).result()
         read.clear()
         assert (await handle.result(), read) == ({"n": 2}, ["r1"])  # it has gone on since: the log tells
+
+
+async def test_the_mail_of_a_run_that_was_just_made_is_not_asked_for() -> None:
+    entered, leaving = asyncio.Event(), asyncio.Event()
+
+    @step
+    async def waits(state: dict[str, int]) -> None:
+        entered.set()
+        await leaving.wait()
+
+    async with Runtime(MemoryStore()) as rt:
+        before = asyncio.get_running_loop().time()
+        handle = await rt.start(Pipeline("waits", [waits], state=dict[str, int]), {"n": 1}, id="run")
+        await entered.wait()
+        quiet = before - QUIET
+        assert rt._engine.live["run"].runner.writer.heard_at > quiet  # whoever brings it goes by that
+        leaving.set()
+        await handle.result()

@@ -7,8 +7,8 @@
     the rest  writes what was accepted, and tells of the commits that were refused or have mail; of all, where some
               were for runs that are not there
 
-A new run is made by a statement before, in the same transaction: it has no entry yet, so its commit fits it and no
-other. Parts that a batch does not need are left out of the text.
+New runs are made by a statement of their own, with their entries. Parts that a batch does not need are left out of the
+text.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ class Parts(NamedTuple):
     """What the commits of a batch have besides entries."""
 
     writes: bool = True
-    change: bool = False
+    change: tuple[str, ...] = ()
+    """What of heads is changed."""
     take: bool = False
     rebase: bool = False
 
 
-_PLAIN = (
+Columns = tuple[tuple[str, str], ...]
+
+_PLAIN: Columns = (
     ("place", "bigint"),
     ("run", "text"),
     ("by", "text"),
@@ -60,7 +63,10 @@ CHANGEABLE = (
     ("started_at", "float8"),
     ("ended_at", "float8"),
 )
-_CHANGE = (("changed", "bigint"), *((f"new_{name}", kind) for name, kind in CHANGEABLE))
+ANYTHING = tuple(name for name, _ in CHANGEABLE)
+ENDING = ("status", "owner", "ended_at")
+"""What most commits change that change anything."""
+BIT = {name: 1 << bit for bit, name in enumerate(ANYTHING)}
 _TAKE = (("take", "text"),)
 _REBASE = (
     ("rebase", "bigint"),
@@ -89,11 +95,21 @@ STEP = """
 """
 
 
-def columns(parts: Parts) -> tuple[tuple[str, str], ...]:
+def _names(columns: Columns) -> str:
+    return ", ".join(f'"{name}"' for name, _ in columns)
+
+
+def _arrays(columns: Columns, first: int = 1) -> str:
+    """The columns as they are bound, from that number on."""
+    return ", ".join(f"${n}::{kind}[]" for n, (_, kind) in enumerate(columns, start=first))
+
+
+def columns(parts: Parts) -> Columns:
     """The columns of `given` and their types, in the order in which they are bound."""
     return (
         *_PLAIN,
-        *(_CHANGE if parts.change else ()),
+        *((("changed", "bigint"),) if parts.change else ()),
+        *((f"new_{name}", kind) for name, kind in CHANGEABLE if name in parts.change),
         *(_TAKE if parts.take else ()),
         *(_REBASE if parts.rebase else ()),
     )
@@ -103,13 +119,11 @@ def columns(parts: Parts) -> tuple[tuple[str, str], ...]:
 def commit_statement(parts: Parts) -> str:
     """The statement that writes commits with these parts."""
     given = columns(parts)
-    arrays = ", ".join(f"${n}::{kind}[]" for n, (_, kind) in enumerate(given, start=1))
-    names = ", ".join(f'"{name}"' for name, _ in given)
     lock = "order by r.id for no key update of r" if parts.writes else ""
     return f"""
     with held as materialized (
       select g.*, r.n, r.owner as held_by, r.fence as held_under, r.seq as reached
-      from unnest({arrays}) as g ({names}) join runs r on r.id = g.run {lock}
+      from unnest({_arrays(given)}) as g ({_names(given)}) join runs r on r.id = g.run {lock}
     ), judged as materialized (
       select *, case when held_by is distinct from by or held_under <> under then {STALE}
         when after <> reached {_missing(parts)} then {GAP} else {ACCEPTED} end as refused
@@ -175,11 +189,11 @@ def _moves(parts: Parts) -> str:
         if parts.rebase
         else "updated_at = coalesce(j.at, r.updated_at)",
     ]
-    if parts.change:
-        moved += [
-            f"{name} = case when j.changed & {1 << bit} <> 0 then j.new_{name} else r.{name} end"
-            for bit, (name, _) in enumerate(CHANGEABLE)
-        ]
+    moved += [
+        f"{name} = case when j.changed & {bit} <> 0 then j.new_{name} else r.{name} end"
+        for name, bit in BIT.items()
+        if name in parts.change
+    ]
     return ", ".join(moved)
 
 
@@ -193,14 +207,32 @@ def _if_any(parts: Parts) -> str:
     return f"and ({' or '.join(terms)})"
 
 
-def kind_of(column: str) -> str:
+def _kind_of(column: str) -> str:
     """The type of a column of runs that is written when a run is made."""
     return "bigint" if column in INTS else "float8" if column in FLOATS else "text"
 
 
+NEW_RUN = (
+    *((name, _kind_of(name)) for name in STORED),
+    ("seq", "bigint"),
+    ("cursor", "text"),
+    ("updated_at", "float8"),
+)
+"""The columns of a new run, and their types."""
+_FIRST = 1 + len(NEW_RUN)
+NEW_ENTRY = tuple(column for column in _PLAIN if column[0] not in ("place", "by", "under", "after"))
+"""The columns of an entry of a new run, and their types."""
+
+# An id that is taken makes no row, and then the ids are told that were not.
 CREATE_RUNS = f"""
-    insert into runs ({", ".join(STORED)}, seq, cursor, updated_at)
-    select g.*, 0, 'null', 0
-    from unnest({", ".join(f"${n}::{kind_of(name)}[]" for n, name in enumerate(STORED, start=1))}) as g
-    on conflict (id) do nothing
+    with made as (
+      insert into runs ({", ".join(name for name, _ in NEW_RUN)})
+      select * from unnest({_arrays(NEW_RUN)}) as g
+      on conflict (id) do nothing returning n, id
+    ), appended as (
+      insert into entries (n, {_names(NEW_ENTRY[1:])})
+      select m.n, {", ".join(f'e."{name}"' for name, _ in NEW_ENTRY[1:])}
+      from unnest({_arrays(NEW_ENTRY, _FIRST)}) as e ({_names(NEW_ENTRY)}) join made m on m.id = e.run
+    )
+    select case when count(*) < ${_FIRST + len(NEW_ENTRY)}::bigint then coalesce(array_agg(id), '{{}}') end from made
 """

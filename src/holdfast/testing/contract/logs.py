@@ -143,6 +143,19 @@ class LogContract(ContractBase):
         assert await store.read_entries("run") == [snapshot, entry(4), entry(5)]
         assert await self.head(store) == replace(before, base=3, floor=3)
 
+    @pytest.mark.parametrize("at", [1, 2, 3])
+    async def test_a_new_run_may_begin_with_a_rebase(self, store: Store, at: int) -> None:
+        snapshot = entry(at, body=b'"snapshot"', check="rebased", cursor=b'"there"')
+        change = HeadChange(base=at, status="paused", owner=None)
+        new = commit("run", 1, 2, 3, create=head("run"), rebase=snapshot, change=change)
+        await self.write(store, create("other"), new, commit("other", 2))
+        left = [snapshot, *map(entry, range(at + 1, 4))]
+        assert await store.read_entries("run") == left
+        found = await self.head(store)
+        assert (found.status, found.owner, found.base) == ("paused", None, at)
+        assert (found.seq, found.cursor, found.updated_at) == (3, left[-1].cursor, left[-1].at)
+        assert await self.seqs(store, "other") == [1, 2]
+
     async def test_a_rebase_touches_no_other_run(self, store: Store) -> None:
         await self.write(store, create("other"), commit("other", 2, 3))
         snapshot = await self._five(store)
