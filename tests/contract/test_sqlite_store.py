@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import apsw
 import pytest
 
 from holdfast.store.base import Store
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import ManualClock, StoreContract
+from holdfast.testing.build import owner
 
 
 class TestSqliteStore(StoreContract):
@@ -18,3 +21,20 @@ class TestSqliteStore(StoreContract):
     @pytest.fixture
     def make_store(self, tmp_path: Path, clock: ManualClock) -> Callable[[], Store]:
         return lambda: SqliteStore(tmp_path / "runs.db", clock=clock)
+
+
+async def test_a_lease_begins_when_others_let_the_owner_write(tmp_path: Path, clock: ManualClock) -> None:
+    store = SqliteStore(tmp_path / "runs.db", clock=clock)
+    await store.open()
+    another = apsw.Connection(str(tmp_path / "runs.db"))
+    another.execute("begin immediate")
+    beating = asyncio.ensure_future(asyncio.to_thread(store.beat, owner(), 15.0))
+    while not store._beating:  # from there on it waits for the other one
+        await asyncio.sleep(0)
+    clock.advance(14)
+    another.execute("rollback")
+    await beating
+    clock.advance(14)
+    assert [one.alive for one in await store.list_owners()] == [True]
+    another.close()
+    await store.close()

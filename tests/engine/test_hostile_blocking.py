@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -54,3 +56,31 @@ def test_an_iterator_that_outlives_the_runtime_is_refused() -> None:
         next(events)
     with pytest.raises(UsageError, match="not open"):
         next(events)
+
+
+_FORKED = """
+import os, sys
+from holdfast import Pipeline
+from holdfast.blocking import Runtime
+from holdfast.errors import UsageError
+
+flow = Pipeline("adding", [lambda state: state + 1])
+with Runtime("memory:") as rt:
+    rt.run(flow, 1, id="r1")
+    child = os.fork()
+    if not child:
+        try:
+            rt.run(flow, 1, id="r1")
+        except UsageError as error:
+            assert "before a fork" in str(error)
+            rt.close()
+            os._exit(7)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert rt.run(flow, 1, id="r1") == 2
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_child_process_is_told_to_open_a_runtime_of_its_own() -> None:
+    assert subprocess.run([sys.executable, "-c", _FORKED], timeout=60, check=False).returncode == 7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast import CheckpointPolicy, Pipeline, Runtime
-from holdfast.errors import HoldfastError, StoreError, StoreUnavailableError
-from holdfast.model import Claim, Commit, Query, Reply
+from holdfast.engine.ownership import Ownership
+from holdfast.engine.postman import Postman
+from holdfast.errors import HoldfastError, StoreError, StoreUnavailableError, UsageError
+from holdfast.model import Claim, Commit, Owner, Query, Reply
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import ManualClock
@@ -327,3 +330,82 @@ async def test_a_head_that_cannot_be_read_once_does_not_keep_its_run_for_ever(
             await rt.resume("r1")
         async with asyncio.timeout(5):
             assert await other.run(FLOW, id="r1") == [0]
+
+
+# The first beat
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["tried again", "given up"])
+async def test_a_heart_that_could_not_start_is_tried_again_and_keeps_nobody_from_closing(
+    monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    starting, fail = threading.Thread.start, [True]
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "holdfast-heartbeat" and fail:
+            fail.clear()
+            raise RuntimeError("can't start new thread")
+        starting(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    async with asyncio.timeout(10), Runtime(MemoryStore()) as rt:
+        with pytest.raises(RuntimeError, match="new thread"):
+            await rt.run(FLOW, [], id="r1")
+        if again:
+            assert await rt.run(FLOW, [], id="r1") == [0]
+
+
+async def test_whoever_waits_for_a_first_beat_while_the_runtime_closes_begins_nothing() -> None:
+    beating, goes_on = threading.Event(), threading.Event()
+
+    class Slow(MemoryStore):
+        def beat(self, owner: Owner, lease: float) -> None:
+            beating.set()
+            goes_on.wait()
+            super().beat(owner, lease)
+
+    store = Slow()
+    ownership = Ownership(store, lease=15, heartbeat=5)
+    waiting = asyncio.ensure_future(ownership.begin())
+    await asyncio.to_thread(beating.wait)
+    ending = asyncio.ensure_future(ownership.end())
+    await asyncio.sleep(0)
+    goes_on.set()
+    with pytest.raises(UsageError, match="shutting down"):
+        await waiting
+    await ending
+    assert await store.list_owners() == []
+
+
+async def test_a_postman_who_was_stopped_does_not_go_round_for_a_late_run() -> None:
+    postman = Postman(MemoryStore(), {})
+    postman.stop()
+    postman.send()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_a_loop_that_ends_with_commits_waiting_begins_none_of_them() -> None:
+    class Stuck(MemoryStore):
+        async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
+            begun.append(len(batch))
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+
+        def try_commit(self, batch: Sequence[Commit]) -> None:  # type: ignore[override]
+            return None
+
+    begun: list[int] = []
+
+    async def leave() -> None:
+        rt = Runtime(Stuck())
+        await rt.__aenter__()
+        first = asyncio.ensure_future(rt.run(FLOW, [], id="r1"))
+        while not begun:
+            await asyncio.sleep(0)
+        second = asyncio.ensure_future(rt.run(FLOW, [], id="r2"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not first.done()
+        assert not second.done()
+
+    asyncio.run(leave())
+    assert begun == [1]

@@ -47,6 +47,7 @@ class Loop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="holdfast-loop", daemon=True)
         self._thread.start()
 
@@ -54,8 +55,16 @@ class Loop:
         self._loop.run_forever()
         self._loop.close()
 
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a child process, in which the thread does not go on."""
+        return self._pid != os.getpid()
+
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns or raises."""
+        if self.inherited:
+            work.close()
+            raise UsageError("this Runtime was opened before a fork. Open a new one in the child process.")
         if self._loop.is_closed() or threading.current_thread() is self._thread:
             work.close()
             raise UsageError(
@@ -159,8 +168,9 @@ class Runtime:
     @_like(face.Runtime.close)
     def close(self) -> None:
         if self._thread is not None:
-            self._loop.wait(self._runtime.close())
-            self._thread.close()
+            if not self._thread.inherited:  # a child process has nothing to close
+                self._loop.wait(self._runtime.close())
+                self._thread.close()
             self._thread = None
 
     @property

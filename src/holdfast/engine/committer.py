@@ -99,10 +99,12 @@ class Committer:
             replies = await writing
         except Exception as caught:
             error = caught
-        finally:
-            # The next batch is on its way before those go on who waited for this one.
-            self._writing = None
-            self._flush()
+        except BaseException:
+            self._writing = None  # the loop is ending: nothing more is begun on it
+            raise
+        # The next batch is on its way before those go on who waited for this one.
+        self._writing = None
+        self._flush()
         if error is None:
             self._deliver(waiters, replies)
         else:

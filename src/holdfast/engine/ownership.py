@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.core.ids import new_owner
 from holdfast.engine.shared import Shared
 from holdfast.engine.trouble import Trouble
-from holdfast.errors import StoreError
+from holdfast.errors import StoreError, UsageError
 from holdfast.model import Owner
 from holdfast.store.base import Store
 
@@ -52,32 +52,34 @@ class Ownership:
         if self.begun:
             return
         if self._beginning is None:
-            self._beginning = Shared(self._loop)
-            self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
-            self._thread.start()
+            beginning = Shared[Exception | None](self._loop)
+            thread = threading.Thread(target=self._run, args=(beginning,), name="holdfast-heartbeat", daemon=True)
+            thread.start()  # where there are too many already, this raises, and nothing has begun
+            self._beginning, self._thread = beginning, thread
         error = await self._beginning.wait()
         if error is not None:
             raise error
+        if self._stop.is_set():
+            raise UsageError("this Runtime is shutting down and starts nothing any more")
 
     def _beat(self) -> None:
         self._store.beat(replace(self.owner, info=msgspec.json.encode(self.describe())), self._lease)
 
-    def _run(self) -> None:
+    def _run(self, beginning: Shared[Exception | None]) -> None:
         error: Exception | None = None
         try:
             self._beat()
         except Exception as caught:
             error = caught
         with suppress(RuntimeError):  # the loop is gone, and with it whoever waits
-            self._loop.call_soon_threadsafe(self._first_beat_done, error)
+            self._loop.call_soon_threadsafe(self._first_beat_done, beginning, error)
         if error is None:
             self._go_on_beating()
 
-    def _first_beat_done(self, error: Exception | None) -> None:
-        beginning, self.begun = self._beginning, error is None
+    def _first_beat_done(self, beginning: Shared[Exception | None], error: Exception | None) -> None:
+        self.begun = error is None
         if error is not None:
             self._beginning = None  # whoever comes next tries again
-        assert beginning is not None
         beginning.set(error)
 
     def _go_on_beating(self) -> None:

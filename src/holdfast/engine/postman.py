@@ -25,14 +25,16 @@ class Postman:
         self.afterwards: Callable[[], Awaitable[None]] | None = None
         """What else is to be done each time round."""
         self._task: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def send(self) -> None:
-        """Go round from now on; nothing happens when he does already."""
-        if self._task is None:
+        """Go round from now on; nothing happens when he does already, or was stopped."""
+        if self._task is None and not self._stopped:
             self._task = asyncio.ensure_future(self.carry())
 
     def stop(self) -> None:
         """Go round no more."""
+        self._stopped = True
         if self._task is not None:
             self._task.cancel()
 

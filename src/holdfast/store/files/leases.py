@@ -46,8 +46,8 @@ class Leases:
         """Prolong the lease of an owner of this process."""
         if not _ID.fullmatch(owner.id):
             raise UsageError(f"{owner.id!r} is not the id of an owner: those are 15 lower-case hex digits")
-        now = self._clock.now()
         with self._lock:
+            now = self._clock.now()  # not before others were out of the way: the lease begins then
             self._locks.hold(owner.id)
             if owner.id not in self._mine:
                 self._mine.add(owner.id)

@@ -170,10 +170,10 @@ class SqliteStore(Store):
         db = self._db()
         self._owners.hold(owner.id)
         self._beating.add(owner.id)
-        now = self._clock.now()
 
         def work(connection: apsw.Connection) -> None:
             connection.execute("begin immediate")
+            now = self._clock.now()  # when others let it write: the lease begins then
             connection.execute(sql.BEAT, (owner.id, owner.name, now, now + lease, owner.info.decode()))
             # Owners that died long ago and own nothing leave no trace.
             connection.execute(sql.FORGET_OWNERS, (now - _FORGET_AFTER,))
