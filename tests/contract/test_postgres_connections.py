@@ -22,6 +22,7 @@ from holdfast.errors import StoreError, StoreUnavailableError
 from holdfast.model import HeadChange, Mail, Posted, Query, Refusal
 from holdfast.store.postgres import PostgresStore, connections
 from holdfast.store.postgres.connections import POOL_SIZE
+from holdfast.store.postgres.kept import KeptConnection
 from holdfast.testing.build import ALICE, BOB, commit, create, owner
 from servers.pgproxy import PgProxy, pgproxy_to
 from servers.postgres import PostgresServer
@@ -212,6 +213,49 @@ async def test_a_connection_that_was_cut_while_nobody_used_it_is_replaced(store:
         await asyncio.to_thread(store.beat, owner(ALICE), 60.0)
         assert (await store.read_heads(["run"]))[0] is not None
         assert await store.post_mail("run", Mail("send")) is Posted.ACCEPTED
+
+
+async def test_the_connection_for_commits_stays_with_the_loop_until_it_is_closed(postgres_url: str) -> None:
+    store, loop = PostgresStore(postgres_url), asyncio.get_running_loop()
+    await store.open()
+    assert store._opened is not None
+    await accepted(store, create("run"))
+    await accepted(store, commit("run", 2))
+    connection = store._opened[0]._writer
+    assert isinstance(connection, KeptConnection)
+    socket = connection.fileno()
+    assert connection._watched == (loop, socket)
+    await store.close()
+    assert not loop.remove_reader(socket)  # nothing is there that could be taken for another's
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["while it waits for an answer", "between two commits"])
+async def test_a_connection_for_commits_that_is_ended_is_replaced_by_one_that_the_loop_looks_at(
+    direct: PostgresStore, postgres: PostgresServer, postgres_store: str, waits: bool
+) -> None:
+    """The new one may have the old one's number."""
+    await accepted(direct, create("run"))
+    assert direct._opened is not None
+    for seq in range(2, 6):
+        connection = direct._opened[0]._writer
+        assert connection is not None
+        socket = connection.fileno()
+        with postgres.connect() as admin, postgres.connect() as other:
+            if waits:
+                other.autocommit = False
+                other.execute(f"select 1 from {postgres_store}.runs for update")
+                lost = asyncio.ensure_future(direct.commit([commit("run", seq)]))
+                waiting = "select 1 from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+                while not admin.execute(waiting, (connection.info.backend_pid,)).fetchone():
+                    await asyncio.sleep(0)
+            admin.execute("select pg_terminate_backend(%s, 10000)", (connection.info.backend_pid,))
+            if waits:
+                with pytest.raises(StoreUnavailableError):
+                    await lost
+                assert not asyncio.get_running_loop().remove_reader(socket)
+                other.rollback()
+        async with asyncio.timeout(AT_MOST):
+            await accepted(direct, commit("run", seq))
 
 
 async def test_when_the_server_has_closed_every_connection_the_next_call_gets_a_new_one_at_once(

@@ -27,6 +27,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from holdfast.errors import StoreError
 from holdfast.store.postgres import arrays
 from holdfast.store.postgres.address import Address
+from holdfast.store.postgres.kept import KeptConnection
 from holdfast.store.postgres.quick import prepare_step
 from holdfast.store.postgres.trouble import not_reached, stranger, translated
 from holdfast.store.strangers import unless_a_stranger
@@ -144,7 +145,7 @@ class Connections:
 
         async def reaching() -> AsyncConnection:
             reached.append(
-                await AsyncConnection.connect(address.conninfo, autocommit=True, cursor_factory=AsyncRawCursor)
+                await KeptConnection.connect(address.conninfo, autocommit=True, cursor_factory=AsyncRawCursor)
             )
             return reached[0]
 

@@ -22,6 +22,7 @@ from holdfast.store.changes import Changes
 _EVERY = 0.02  # seconds between two notifications of plain changes
 _BACKOFF = (0.1, 5.0)
 _PATIENCE = 1.0  # seconds for the last notification
+_AGAIN = 0.1
 
 # Nobody needs this on disk: the flush is not waited for.
 _NOTIFY = """
@@ -121,7 +122,8 @@ class Channels:
         self._hurry.set()
         if self._sending is not None:
             await asyncio.wait({self._sending}, timeout=_PATIENCE)  # others find it by themselves, too
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait({self._listening})
-            self._listening = None
+        listening, self._listening = self._listening, None
+        while listening is not None and not listening.done():
+            # Older drivers, and Python 3.11, lose a cancel that comes just when what is waited for does.
+            listening.cancel()
+            await asyncio.wait({listening}, timeout=_AGAIN)
