@@ -1,4 +1,4 @@
-"""The connection for commits, which stays known to the event loop.
+"""A connection outside of the pool, for commits or to listen, which stays known to the event loop.
 
 The driver enters its socket with the loop before each wait and takes it out afterwards: a tenth of the work of a step.
 """
