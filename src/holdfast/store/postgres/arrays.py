@@ -7,7 +7,6 @@ it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from struct import Struct
 from typing import TypeVar
 
@@ -19,8 +18,6 @@ T = TypeVar("T")
 _HEAD = Struct("!5i").pack  # dimensions, whether there are nulls, type of the elements, how many, number of the first
 _NULL = Struct("!i").pack(-1)
 _LENGTH = Struct("!i").pack
-_LENGTHS = [*map(_LENGTH, range(2048))]  # most texts are short, and looking a length up is quicker
-_flat = chain.from_iterable
 _INT = Struct("!iq").pack
 _FLOAT = Struct("!id").pack
 _TEXT_OID, _INT_OID, _FLOAT_OID = 25, 20, 701
@@ -42,20 +39,14 @@ class FloatArray(bytes):
 def texts(values: Sequence[bytes | str | None]) -> TextArray:
     """These texts, in UTF-8 where they are bytes."""
     some, times = _once(values)
-    if None in some:
-        return TextArray(_head(_TEXT_OID, len(values)) + b"".join(map(_text, some)) * times)
-    data = [value if type(value) is bytes else value.encode() for value in some]  # type: ignore[union-attr]
-    lengths = [*map(len, data)]
-    short = max(lengths, default=0) < len(_LENGTHS)
-    ahead = map(_LENGTHS.__getitem__ if short else _LENGTH, lengths)
-    return TextArray(_head(_TEXT_OID, len(values)) + b"".join(_flat(zip(ahead, data, strict=True))) * times)
-
-
-def _text(value: bytes | str | None) -> bytes:
-    if value is None:
-        return _NULL
-    data = value if isinstance(value, bytes) else value.encode()
-    return _LENGTH(len(data)) + data
+    parts = []
+    for value in some:
+        if value is None:
+            parts.append(_NULL)
+        else:
+            data = value if type(value) is bytes else value.encode()  # type: ignore[union-attr]
+            parts += (_LENGTH(len(data)), data)
+    return TextArray(_head(_TEXT_OID, len(values)) + b"".join(parts) * times)
 
 
 def ints(values: Sequence[int | None]) -> IntArray:
