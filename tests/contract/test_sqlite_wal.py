@@ -33,10 +33,25 @@ async def sizes_of_log(place: Path, *, steps: int, input: str, wait_at: int | No
     return sizes
 
 
+async def made_before(place: Path) -> Path:
+    """A store that nobody uses now, and that has no log any more."""
+    async with Runtime(f"sqlite:{place}"):
+        pass
+    assert not place.with_name("runs.db-wal").exists()
+    return place
+
+
+async def test_a_new_store_has_room_before_its_first_commit(tmp_path: Path) -> None:
+    sizes = await sizes_of_log(tmp_path / "runs.db", steps=60, input="")
+    assert min(sizes) >= GROWTH
+    assert len(set(sizes)) == 1
+
+
 @pytest.mark.parametrize("first", [10, 3_000_000], ids=["an empty log", "a long log"])
 async def test_after_a_few_commits_the_next_ones_make_the_log_no_longer(tmp_path: Path, first: int) -> None:
     few = wal.GROW_AT_COMMITS + 2
-    sizes = await sizes_of_log(tmp_path / "runs.db", steps=60, input="x" * first, wait_at=few)
+    place = await made_before(tmp_path / "runs.db")
+    sizes = await sizes_of_log(place, steps=60, input="x" * first, wait_at=few)
     assert sizes[0] >= first
     assert len(set(sizes[few + 1 :])) == 1  # it grows under the lock of the commit in between
 
@@ -66,6 +81,7 @@ async def test_room_is_made_again_before_it_is_used_up(tmp_path: Path) -> None:
     assert 2 <= len(set(ends)) <= 10  # five times in all, and each of them may be seen half done
 
 
-async def test_a_short_run_does_not_pay_for_room(tmp_path: Path) -> None:
-    sizes = await sizes_of_log(tmp_path / "runs.db", steps=wal.GROW_AT_COMMITS - 4, input="")
+async def test_a_short_run_in_a_store_that_was_there_does_not_pay_for_room(tmp_path: Path) -> None:
+    place = await made_before(tmp_path / "runs.db")
+    sizes = await sizes_of_log(place, steps=wal.GROW_AT_COMMITS - 4, input="")
     assert max(sizes) < GROWTH

@@ -98,17 +98,20 @@ class Connections:
 
     def _prepare(self, connection: apsw.Connection) -> None:
         # The version is read before anything is changed: a newer store is refused as it was.
-        if schema.version(connection) == 0:
+        new = schema.version(connection) == 0
+        if new:
             connection.pragma("page_size", PAGE_BYTES)
         fault("open.before")
         if connection.pragma("journal_mode", "wal") != "wal":
             raise StoreUnavailableError(f"{self.path}: this file system does not support SQLite's WAL mode")
         fault("open.after")
-        schema.migrate(connection)
-        connection.set_busy_timeout(0)
         connection.wal_autocheckpoint(0)
         self._wal = WalKeeper(self.lock, connection, self._connect)
         connection.set_wal_hook(self._wal.written)
+        schema.migrate(connection)
+        if new:
+            self._wal.make_room(connection)
+        connection.set_busy_timeout(0)
 
     def _connect(self) -> apsw.Connection:
         flags = apsw.SQLITE_OPEN_READWRITE
