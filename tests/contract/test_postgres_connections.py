@@ -299,7 +299,7 @@ async def test_after_a_restart_of_the_server_the_next_call_works(own: PostgresSe
     await store.open()
     try:
         await accepted(store, create("run"))
-        seen = await store.wait_change(0, 0.0)
+        await listening(own, store)
         for seq in (2, 4):
             own.stop("immediate")
             with pytest.raises(StoreUnavailableError, match="Start the server"):
@@ -315,7 +315,6 @@ async def test_after_a_restart_of_the_server_the_next_call_works(own: PostgresSe
             assert [one.seq for one in await store.read_entries("run")] == list(range(1, seq + 2))
             await asyncio.to_thread(store.beat, owner(ALICE), 60.0)
         # Whoever waits hears again of what others do.
-        seen = await asyncio.wait_for(store.wait_change(seen, 0.0), AT_MOST)
         other = PostgresStore(own.url())
         await other.open()
         await listening(own, store)
@@ -334,7 +333,7 @@ async def listening(server: PostgresServer, store: PostgresStore, *, but: int = 
     last = f'listen "{store._opened[1]._names[True]}"'
     with server.connect() as admin:
         while not (found := admin.execute(query, (last, but)).fetchall()):
-            await asyncio.sleep(0.01)
+            await store.wait_change(await store.wait_change(0, 0.0), 0.01)  # it listens once somebody waits
     return int(found[0][0])
 
 
@@ -471,7 +470,6 @@ async def test_steps_do_not_wake_those_who_wait_for_something_to_claim(
     direct: PostgresStore, store: PostgresStore, postgres: PostgresServer
 ) -> None:
     await accepted(store, create("run"))
-    await direct.wait_change(0, 0.0)
     await listening(postgres, direct)
     ready, seen = await direct.wait_change(0, 0.0, ready=True), await direct.wait_change(0, 0.0)
     while (again := await direct.wait_change(seen, 0.1)) != seen:  # what was still on its way
@@ -482,10 +480,18 @@ async def test_steps_do_not_wake_those_who_wait_for_something_to_claim(
     assert await direct.wait_change(ready, 0.0, ready=True) == ready
 
 
+async def test_others_are_listened_to_only_once_somebody_really_waits(direct: PostgresStore) -> None:
+    await accepted(direct, create("run"))
+    seen = await direct.wait_change(0, AT_MOST)
+    assert direct._opened is not None
+    assert direct._opened[1]._listening is None
+    await direct.wait_change(seen, 0.0)
+    assert direct._opened[1]._listening is not None
+
+
 async def test_a_listener_that_is_lost_listens_again_and_wakes_everybody(
     direct: PostgresStore, store: PostgresStore, postgres: PostgresServer
 ) -> None:
-    await direct.wait_change(0, 0.0)
     listener = await listening(postgres, direct)
     seen = await direct.wait_change(0, 0.0)
     waiting = asyncio.create_task(direct.wait_change(seen, AT_MOST * 2))
@@ -557,11 +563,12 @@ async def test_who_may_write_has_connected_when_it_is_open_and_who_only_looks_ha
         await store.open()
         before = connected(url)
         await asyncio.to_thread(store.beat, owner(), 30.0)
-        await accepted(store, create("run"))
         await store.read_heads(["run"])
-        assert connected(url) == before
-        assert len(before) == 3  # for commits, for everything else, for the heart
+        await accepted(store, create("run"))  # after which others are told, by the connection for everything else
+        after = connected(url)
         await store.close()
+        assert after == before
+        assert len(before) == 3  # for commits, for everything else, for the heart
         looking = PostgresStore(url, create=False)
         await looking.open()
         assert connected(url) == set()

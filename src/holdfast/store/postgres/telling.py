@@ -85,10 +85,14 @@ class Channels:
     # Hearing
 
     async def wait(self, seen: int, timeout: float, *, ready: bool) -> int:
-        """Return the count of changes once it is not `seen`, or after `timeout` seconds."""
-        if self._listening is None and not self._closing:
+        """Return the count of changes once it is not `seen`, or after `timeout` seconds.
+
+        Others are listened to from the first time that somebody really waits: who is told at once looks for himself.
+        """
+        changes = self.ready if ready else self.any
+        if changes.count == seen and self._listening is None and not self._closing:
             self._listening = asyncio.get_running_loop().create_task(self._listen())
-        return await (self.ready if ready else self.any).wait(seen, timeout)
+        return await changes.wait(seen, timeout)
 
     async def _listen(self) -> None:
         delay = _BACKOFF[0]
