@@ -9,7 +9,6 @@ import os
 import select
 import threading
 import time
-from contextlib import suppress
 
 import psycopg
 from psycopg import pq
@@ -20,6 +19,7 @@ from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.trouble import error_of, not_reached, told
 
 _SHARE = 1 / 3  # of the lease: that long a beat may take
+_TO_BE_READY = 1.0  # seconds
 _inherited: list[object] = []
 
 # An owner that died an hour ago and owns nothing leaves no trace. Rows that somebody else is about to remove are left
@@ -48,10 +48,13 @@ class Heart:
         self._connection: psycopg.Connection | None = None
         self._pid = os.getpid()
 
-    def connect(self) -> None:
-        """Be ready for the first beat, if the server lets us be."""
-        with self._guard, suppress(StoreUnavailableError):
-            self._connected(time.monotonic())
+    def be_ready(self) -> None:
+        """Connect, if the server lets us, and have it plan a beat: the first one is waited for, and comes sooner so."""
+        with self._guard:
+            try:
+                self._execute(b"explain " + self._text, [b"", b"", b"", b"0"], time.monotonic() + _TO_BE_READY)
+            except (StoreUnavailableError, psycopg.Error):
+                self._drop()  # the first beat tries again, and tells what is wrong
 
     def beat(self, owner: Owner, lease: float) -> None:
         """Say that `owner` lives for `lease` seconds from now on; gives up with StoreUnavailableError long before."""
@@ -73,17 +76,17 @@ class Heart:
         used = self._connection is not None
         values: list[bytes | None] = [owner.id.encode(), owner.name.encode(), owner.info, repr(float(lease)).encode()]
         try:
-            self._execute(values, deadline)
+            self._execute(self._text, values, deadline)
         except psycopg.OperationalError:
             if not used:
                 raise
             # Lost since the last beat, by a restart of the server perhaps. Beating twice is no harm.
             self._drop()
-            self._execute(values, deadline)
+            self._execute(self._text, values, deadline)
 
-    def _execute(self, values: list[bytes | None], deadline: float) -> None:
+    def _execute(self, text: bytes, values: list[bytes | None], deadline: float) -> None:
         connection = self._connected(deadline).pgconn
-        connection.send_query_params(self._text, values)
+        connection.send_query_params(text, values)
         error: psycopg.Error | None = None
         while True:
             while connection.is_busy():

@@ -28,8 +28,8 @@ from holdfast.errors import StoreError
 from holdfast.store.postgres import arrays
 from holdfast.store.postgres.address import Address
 from holdfast.store.postgres.kept import KeptConnection
-from holdfast.store.postgres.quick import prepare_step
 from holdfast.store.postgres.trouble import not_reached, stranger, translated
+from holdfast.store.postgres.writing import prepare
 from holdfast.store.strangers import unless_a_stranger
 
 T = TypeVar("T")
@@ -102,24 +102,23 @@ class Connections:
             name="holdfast",
         )
 
-    async def open(self, writer: AsyncConnection | None = None) -> None:
-        """Make the pool ready. It connects when somebody asks; or now, for a program that brings a connection along.
-
-        That one is kept for commits.
-        """
+    async def open(self) -> None:
+        """Make the pool ready. It connects when somebody asks."""
         await self._pool.open()
-        if writer is not None:
-            with suppress(StoreError):  # who may only read can do so; the first commit is told what is missing
-                self._writer = await self._for_commits(writer)
-            connecting = self._begin(self._use_pool(_nothing, again=False))
-            await asyncio.wait({connecting}, timeout=_WAIT_TO_BE_READY)
-            connecting.cancel()  # whoever needs it waits longer, and is told what is wrong
+
+    async def be_ready(self, writer: AsyncConnection, look: Work[object]) -> None:
+        """Connect before somebody asks: `writer` is kept for commits, and on one of the pool `look` is done."""
+        connecting = self._begin(self._use_pool(look, again=False))
+        with suppress(StoreError):  # who may only read can do so; the first commit is told what is missing
+            self._writer = await self._for_commits(writer)
+        await asyncio.wait({connecting}, timeout=_WAIT_TO_BE_READY)
+        connecting.cancel()  # whoever needs it waits longer, and is told what is wrong
 
     async def _for_commits(self, connection: AsyncConnection) -> AsyncConnection:
         try:
             with translated(self.address):
                 await connection.execute(_LOOKUPS_ONLY, prepare=False)
-                await prepare_step(connection)
+                await prepare(connection)
         except BaseException:
             await connection.close()
             raise
@@ -249,10 +248,6 @@ class Connections:
             self._writer = None
         self._closing = True
         await self._pool.close()
-
-
-async def _nothing(connection: AsyncConnection) -> None:
-    """What is done with a connection that is only to be there."""
 
 
 def is_lost(connection: AsyncConnection) -> bool:

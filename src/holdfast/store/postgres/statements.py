@@ -39,6 +39,20 @@ def is_step(commit: Commit) -> bool:
     return len(commit.entries) == 1 and not (commit.create or commit.change or commit.take or commit.rebase)
 
 
+def nobodys() -> list[Statement]:
+    """The statements of most batches, with no commit in them: new runs, steps, and runs that end."""
+    new = [*_none(commits.NEW_RUN), *_none(commits.NEW_ENTRY), Int8(0)]
+    others = [
+        Statement([], commits.commit_statement(parts), [*_none(commits.columns(parts)), Int8(0)], makes_runs=False)
+        for parts in (Parts(), Parts(change=commits.ENDING))
+    ]
+    return [Statement([], commits.CREATE_RUNS, new, makes_runs=True), *others]
+
+
+def _none(columns: commits.Columns) -> list[bytes]:
+    return [_ARRAY[kind](()) for _, kind in columns]
+
+
 def statements(some: list[Placed]) -> Iterator[Statement]:
     """What writes these commits of different runs."""
     new, others = list[Placed](), list[Placed]()

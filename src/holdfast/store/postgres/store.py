@@ -28,6 +28,7 @@ _EVERYTHING = 2**62
 _PAGE = 500
 _TRIES = 5
 
+_HEADS = f"select {rows.HEAD_COLUMNS} from runs r where r.id = any ($1::text[])"
 _READ_ENTRIES = f"""
     select {rows.ENTRY_COLUMNS} from entries e
     where e.n = (select r.n from runs r where r.id = $1) and e.seq > $2 and e.seq <= $3 order by e.seq limit $4
@@ -105,12 +106,12 @@ class PostgresStore(Store):
 
     async def _make_ready(self, connections: Connections, first: AsyncConnection) -> None:
         """Connect before there is something to do, unless this is only to look at what is there."""
+        await connections.open()
         if not self._create:
             await first.close()
-            await connections.open()
             return
-        beating = asyncio.get_running_loop().run_in_executor(None, self._heart.connect)
-        await connections.open(first)
+        beating = asyncio.get_running_loop().run_in_executor(None, self._heart.be_ready)
+        await connections.be_ready(first, lambda connection: _rows(connection, _HEADS, (texts(()),)))
         await beating
 
     async def _db(self) -> tuple[Connections, Channels]:
@@ -205,8 +206,7 @@ class PostgresStore(Store):
 
     async def read_heads(self, ids: Sequence[str]) -> list[Head | None]:
         connections, _ = await self._db()
-        text = f"select {rows.HEAD_COLUMNS} from runs r where r.id = any ($1::text[])"
-        found = await connections.read(lambda connection: _rows(connection, text, (texts(tuple(ids)),)))
+        found = await connections.read(lambda connection: _rows(connection, _HEADS, (texts(tuple(ids)),)))
         heads = {head.id: head for head in map(rows.head_from, found)}
         return [heads.get(run) for run in ids]
 

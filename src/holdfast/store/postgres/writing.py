@@ -15,8 +15,8 @@ from psycopg import AsyncConnection, AsyncCursor
 from holdfast.faults import fault
 from holdfast.model import Commit, Mail, Refusal, Reply
 from holdfast.store.postgres import commits, rows
-from holdfast.store.postgres.quick import write_step
-from holdfast.store.postgres.statements import Placed, Statement, is_step, statements
+from holdfast.store.postgres.quick import prepare_step, write_step
+from holdfast.store.postgres.statements import Placed, Statement, is_step, nobodys, statements
 
 _ACCEPTED = Reply()
 _REFUSALS = {commits.STALE: Refusal.STALE, commits.GAP: Refusal.GAP}
@@ -25,6 +25,12 @@ _MAIL = f"""
     select {rows.MAIL_COLUMNS} from inbox i
     where i.n = (select r.n from runs r where r.id = $1) and not i.taken order by i.id
 """
+
+
+async def prepare(connection: AsyncConnection) -> None:
+    """Let the server know the usual statements and plan them, so that no commit on this connection waits for it."""
+    await prepare_step(connection)
+    await _executed(connection, nobodys())
 
 
 async def write_batch(connection: AsyncConnection, batch: Sequence[Commit]) -> list[Reply]:
