@@ -52,7 +52,7 @@ def write_batch(
     else:
         connection.execute("begin immediate")
         refusals = [None] * len(batch)
-        written = len(batch) > 1 and _write_all(connection, room, batch, entering)
+        written = _write_all(connection, room, batch, entering)
         if not written:
             before = connection.total_changes()
             refusals = [_write_one(connection, room, commit) for commit in batch]
