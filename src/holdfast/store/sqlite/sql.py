@@ -34,7 +34,8 @@ _STORED = [
     "started_at",
     "ended_at",
 ]
-_JSON = {"metadata", "info", "error"}
+_JSON = ("metadata", "info", "error")
+_JSON_PLACES = [_STORED.index(name) for name in _JSON]
 _stored_of = attrgetter(*_STORED)
 
 NEW_LOG = -1
@@ -165,7 +166,11 @@ HEADS = f"""
 
 def head_values(head: Head) -> list[Any]:
     """What `create_runs` binds for a head: JSON is text that a person can read."""
-    return [value.decode() if type(value) is bytes else value for value in _stored_of(head)]
+    values = list(_stored_of(head))
+    for place in _JSON_PLACES:
+        if values[place] is not None:
+            values[place] = values[place].decode()
+    return values
 
 
 def change_values(changes: dict[str, Any]) -> list[Any]:

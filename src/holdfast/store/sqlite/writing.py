@@ -224,12 +224,12 @@ def _rows(batch: Sequence[Commit], room: Room) -> list[tuple[Any, ...]]:
         run, owner, fence, entries = commit.run, commit.owner, commit.fence, commit.entries
         after = entries[0].seq - 1 if commit.create is None and entries else sql.NEW_LOG
         for e in entries:
-            body, at = e.body, room.take(e)
+            body, at, begun = e.body, room.take(e), 0
             if at:
                 rows.append((run, owner, fence, after, None, "", 0, "", "", 0, body[:at].decode()))
-                body = body[at:]
-            place = (e.seq, e.kind, e.at, e.cursor.decode(), e.check, 1 if at else 0)
-            rows.append((run, owner, fence, after, *place, body.decode()))
+                body, begun = body[at:], 1
+            cursor = e.cursor.decode()
+            rows.append((run, owner, fence, after, e.seq, e.kind, e.at, cursor, e.check, begun, body.decode()))
     return rows
 
 
