@@ -157,7 +157,7 @@ class Runtime:
         return self
 
     async def _finds_expired(self) -> bool:
-        """Looked for before the first run, so that no run waits beside it for a connection to read with."""
+        """Looked for before the first run, which finds a connection to read with ready and does not wait beside it."""
         try:
             return await self._pruning.is_due()
         except BaseException:

@@ -95,7 +95,6 @@ class Connections:
             self._prepare(self.write_connection)
             self._watch = self._connect()
         self._watch_lock = threading.Lock()
-        self.readers.submit(self.reader)  # is connected before somebody asks
 
     def _prepare(self, connection: apsw.Connection) -> None:
         # The version is read before anything is changed: a newer store is refused as it was.

@@ -56,8 +56,8 @@ class WalKeeper:
         return self._commits >= GROW_AT_COMMITS and self._pages + AHEAD_PAGES > self._ready
 
     def make_room(self, connection: apsw.Connection) -> None:
-        """Let the log grow now, while nobody waits for a commit yet."""
-        with suppress(OSError):
+        """Let the log grow now, while nobody waits for a commit yet; if it cannot, it will when it is used."""
+        with suppress(apsw.Error, OSError):
             self._grow(connection)
 
     def stop(self) -> None:
