@@ -152,17 +152,9 @@ class Runtime:
             ended = self._mailing.children_ended
             self._worker = RunTaker(engine, self._recovery, self._pruning, ended, queues=self._queues, poll=poll)
             self._looking = asyncio.ensure_future(self._worker.work())
-        elif self._create and await self._finds_expired():
+        elif self._create:
             self._looking = asyncio.ensure_future(self._pruning.prune_quietly())
         return self
-
-    async def _finds_expired(self) -> bool:
-        """Looked for before the first run, which finds a connection to read with ready and does not wait beside it."""
-        try:
-            return await self._pruning.is_due()
-        except BaseException:
-            await self.close()
-            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

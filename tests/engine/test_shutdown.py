@@ -246,31 +246,3 @@ async def test_who_follows_a_run_of_another_runtime_is_told_when_this_one_closes
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Runtime("memory:", **wrong)
-
-
-async def test_an_opening_that_is_given_up_leaves_nothing_open(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, looking, closed = make_store(), asyncio.Event(), []
-
-    async def list_heads(query: Any) -> list[Any]:
-        looking.set()
-        await asyncio.Event().wait()
-        return []
-
-    async def close(real: Callable[[], Any] = store.close) -> None:
-        closed.append(True)
-        await real()
-
-    monkeypatch.setattr(store, "list_heads", list_heads)
-    monkeypatch.setattr(store, "close", close)
-    rt = Runtime(store)
-    opening = asyncio.create_task(rt.__aenter__())
-    await looking.wait()
-    opening.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await opening
-    assert closed == [True]
-    monkeypatch.undo()
-    async with rt:  # it can be opened again
-        assert [info async for info in rt.list()] == []

@@ -24,13 +24,6 @@ class Pruning:
         self._engine = engine
         self._warned: set[str] = set()
 
-    async def is_due(self) -> bool:
-        """Whether there is something to remove, or that cannot be told."""
-        try:
-            return bool(await self._engine.store.list_heads(Query(expired_by=self._engine.clock.now(), limit=1)))
-        except StoreError:
-            return True
-
     async def prune_quietly(self) -> None:
         """Prune once, as a store is opened; trouble is left for whoever writes next to report."""
         try:
