@@ -16,6 +16,7 @@ import pytest
 
 from holdfast.errors import HoldfastError, StoreDamagedError, StoreUnavailableError, StoreVersionError, UsageError
 from holdfast.faults import install
+from holdfast.model import HeadChange
 from holdfast.store import strangers
 from holdfast.store.locate import locate
 from holdfast.store.postgres import PostgresStore, schema
@@ -249,6 +250,37 @@ async def test_a_user_without_rights_is_told_which_grant_is_missing(
         with postgres.connect() as admin:
             admin.execute(f"drop owned by {user}")
             admin.execute(f"drop role {user}")
+
+
+async def test_a_user_who_may_not_make_runs_can_go_on_with_them(postgres: PostgresServer, postgres_schema: str) -> None:
+    first = await opened(postgres.url(postgres_schema))
+    assert (await first.commit([create("run")]))[0].refused is None
+    await first.close()
+    user = f"worker_{postgres_schema}"
+    with postgres.connect() as admin:
+        admin.execute(f"create role {user} login; grant usage on schema {postgres_schema} to {user}")
+        admin.execute(f"grant select, insert, update, delete on all tables in schema {postgres_schema} to {user}")
+        admin.execute(f"revoke insert on {postgres_schema}.runs from {user}")
+    try:
+        store = await opened(postgres.url(postgres_schema, user=user))
+        assert (await store.commit([commit("run", 2)]))[0].refused is None
+        with pytest.raises(StoreUnavailableError, match="permission denied for table runs"):
+            await store.commit([create("other")])
+        assert (await store.commit([commit("run", 3, change=HeadChange(status="completed"))]))[0].refused is None
+        await store.close()
+    finally:
+        with postgres.connect() as admin:
+            admin.execute(f"drop owned by {user}; drop role {user}")
+
+
+async def test_a_database_whose_transactions_are_serializable_is_made_by_many_at_once(postgres: PostgresServer) -> None:
+    with postgres.database() as url, postgres.connect() as admin:
+        admin.execute(f"alter database {url.rpartition('/')[2]} set default_transaction_isolation = 'serializable'")
+        stores = await asyncio.gather(*(opened(url) for _ in range(8)))
+        replies = await asyncio.gather(*(store.commit([create(f"run-{n}")]) for n, store in enumerate(stores)))
+        for store in stores:
+            await store.close()
+    assert [reply.refused for (reply,) in replies] == [None] * 8
 
 
 # What listens there

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import pytest
 from holdfast import CheckpointPolicy, Pipeline, Runtime, current_run, faults
 from holdfast.errors import StoreUnavailableError
 from holdfast.store.base import Store
+from holdfast.store.sqlite import SqliteStore
 
 from .broken_disk import FAULTS, BrokenDisk, store_on
 from .nursery import Nursery, result_of
 from .steps import change, expected, first_state, name_of
+from .victim import fill
 
 STEPS, BREAKS_IN, SEED = 8, 4, 7
 INPUT = first_state(SEED)
@@ -183,3 +187,28 @@ def test_a_run_on_a_disk_that_is_really_full_goes_on_in_a_new_process_once_there
     mended = nursery.run("filling", **arguments, fill_in=None)
     assert [report["step"] for report in mended if report["what"] == "started"] == list(range(BREAKS_IN, STEPS))
     assert result_of(mended) == expected(SEED, STEPS, 20_000)
+
+
+@pytest.mark.parametrize("left", [0, 12, 48])
+async def test_a_store_for_which_there_is_no_room_says_so_and_leaves_nothing_open(small_disk: Path, left: int) -> None:
+    """So many KB are left, with which making it comes to different points."""
+    store, ballast = SqliteStore(small_disk / "runs.db"), small_disk / "ballast"
+    fill(ballast)
+    os.truncate(ballast, ballast.stat().st_size - 1024 * left)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailableError, match=r"(disk is full|disk I/O error)\. "):
+            await store.open()
+        assert not [one for one in open_files() if str(small_disk) in one]
+    ballast.unlink()
+    await store.open()
+    await store.close()
+    assert [file.name for file in small_disk.iterdir()] == ["runs.db"]
+
+
+def open_files() -> list[str]:
+    """Where the descriptors of this process lead to."""
+    places = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            places.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return places

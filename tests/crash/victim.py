@@ -83,7 +83,8 @@ def stoppable(report: Reporter, *, store: str, run: str, seed: int, lease: float
     asyncio.run(main())
 
 
-def _fill(file: Path) -> None:
+def fill(file: Path) -> None:
+    """Let the file take all that is left of the disk."""
     with suppress(OSError), open(file, "wb", buffering=0) as ballast:
         while True:
             ballast.write(b"-" * 512)
@@ -98,7 +99,7 @@ def filling(report: Reporter, *, kind: str, folder: str, seed: int, steps: int, 
         begin(index)
         change(state, index)
         if index == fill_in:
-            _fill(Path(folder) / "ballast")
+            fill(Path(folder) / "ballast")
 
     flow: Pipeline[Any] = Pipeline("filling", advance, total=steps)
 

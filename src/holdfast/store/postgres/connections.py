@@ -46,7 +46,8 @@ _SESSION = """
     select set_config('search_path', $1, false),
         set_config('synchronous_commit', case when $2 then 'off' when told = 'off' then 'on' else told end, false),
         set_config('idle_in_transaction_session_timeout', '10s', false), set_config('jit', 'off', false),
-        set_config('plan_cache_mode', 'force_custom_plan', false)
+        set_config('plan_cache_mode', 'force_custom_plan', false),
+        set_config('default_transaction_isolation', 'read committed', false)
     from current_setting('synchronous_commit') told
 """
 # Every statement of a commit looks rows up by their key. The plan is made once, for tables that may still be empty:
@@ -109,10 +110,12 @@ class Connections:
     async def be_ready(self, writer: AsyncConnection, look: Work[object]) -> None:
         """Connect before somebody asks: `writer` is kept for commits, and on one of the pool `look` is done."""
         connecting = self._begin(self._use_pool(look, again=False))
-        with suppress(StoreError):  # who may only read can do so; the first commit is told what is missing
-            self._writer = await self._for_commits(writer)
-        await asyncio.wait({connecting}, timeout=_WAIT_TO_BE_READY)
-        connecting.cancel()  # whoever needs it waits longer, and is told what is wrong
+        try:
+            with suppress(StoreError):  # who may only read can do so; the first commit is told what is missing
+                self._writer = await self._for_commits(writer)
+            await asyncio.wait({connecting}, timeout=_WAIT_TO_BE_READY)
+        finally:
+            connecting.cancel()  # whoever needs it waits longer, and is told what is wrong
 
     async def _for_commits(self, connection: AsyncConnection) -> AsyncConnection:
         try:

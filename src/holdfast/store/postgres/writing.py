@@ -8,9 +8,11 @@ transaction. Locks are taken in one order by everybody: new ids by their bytes, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from psycopg import AsyncConnection, AsyncCursor
+from psycopg.errors import InsufficientPrivilege
 
 from holdfast.faults import fault
 from holdfast.model import Commit, Mail, Refusal, Reply
@@ -30,7 +32,9 @@ _MAIL = f"""
 async def prepare(connection: AsyncConnection) -> None:
     """Let the server know the usual statements and plan them, so that no commit on this connection waits for it."""
     await prepare_step(connection)
-    await _executed(connection, nobodys())
+    for statement in nobodys():
+        with suppress(InsufficientPrivilege):  # who may not make runs can still go on with them
+            await _executed(connection, [statement])
 
 
 async def write_batch(connection: AsyncConnection, batch: Sequence[Commit]) -> list[Reply]:

@@ -87,14 +87,18 @@ class Connections:
         self._local = threading.local()
         self._all: list[apsw.Connection] = []
         self._wal: WalKeeper | None = None
+        self._watch_lock = threading.Lock()
         check_path(path)
         if not path.exists():
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        with translated(path):
-            self.write_connection = self._connect()
-            self._prepare(self.write_connection)
-            self._watch = self._connect()
-        self._watch_lock = threading.Lock()
+        try:
+            with translated(path):
+                self.write_connection = self._connect()
+                self._prepare(self.write_connection)
+                self._watch = self._connect()
+        except BaseException:
+            self.close()
+            raise
 
     def _prepare(self, connection: apsw.Connection) -> None:
         # The version is read before anything is changed: a newer store is refused as it was.

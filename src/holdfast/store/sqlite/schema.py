@@ -116,6 +116,7 @@ def migrate(connection: apsw.Connection) -> None:
             fault("migration.before")
             connection.execute("commit")
         except BaseException:
-            connection.execute("rollback")
+            if connection.in_transaction:  # a full disk has taken it back already
+                connection.execute("rollback")
             raise
         fault("migration.after")

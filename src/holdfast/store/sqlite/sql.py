@@ -38,8 +38,6 @@ _JSON = ("metadata", "info", "error")
 _JSON_PLACES = [_STORED.index(name) for name in _JSON]
 _stored_of = attrgetter(*_STORED)
 
-NEW_LOG = -1
-
 
 def _values(columns: int, rows: int) -> str:
     """So many rows to bind. The statements with them make nothing of a row of nulls."""
@@ -60,7 +58,7 @@ def create_runs(rows: int) -> str:
 def append(entries: int) -> str:
     """The hot path: the statement that appends so many entries, of one or of several commits.
 
-    Writes nothing of a commit when its fence or owner is stale, or when the last entry before it (`after`; NEW_LOG
+    Writes nothing of a commit when its fence or owner is stale, or when the last entry before it (`after`; null
     when there is none) is missing; and no entry whose place is taken. One statement, so nobody can claim a
     run between the check and the write. A row without a seq is the beginning of the body of the next one.
     """
@@ -73,7 +71,7 @@ def append(entries: int) -> str:
       from ({_values(11, entries)})
     ) g cross join runs r
     where r.id = g.run and r.owner = g.owner and r.fence = g.fence
-      and (after = {NEW_LOG} or exists (select 1 from entries e where e.id = (n << 32) | after))
+      and (after is null or exists (select 1 from entries e where e.id = (n << 32) | after))
 """
 
 

@@ -222,7 +222,7 @@ def _rows(batch: Sequence[Commit], room: Room) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for commit in batch:
         run, owner, fence, entries = commit.run, commit.owner, commit.fence, commit.entries
-        after = entries[0].seq - 1 if commit.create is None and entries else sql.NEW_LOG
+        after = entries[0].seq - 1 if commit.create is None and entries else None
         for e in entries:
             body, at, begun = e.body, room.take(e), 0
             if at:

@@ -94,13 +94,14 @@ class CommitContract(ContractBase):
         assert reply.refused is Refusal.STALE
         assert (await self.head(store)).owner is None
 
-    @pytest.mark.parametrize("seq", [1, 2, 4, 99])
+    @pytest.mark.parametrize("seq", [-1, 0, 1, 2, 4, 99])
     async def test_an_entry_that_does_not_follow_the_last_one_is_refused(self, store: Store, seq: int) -> None:
         await self.write(store, create("run"), commit("run", 2))
         before = await self.all_of(store)
-        (reply,) = await store.commit([commit("run", seq)])
-        assert reply.refused is Refusal.GAP
-        assert await self.all_of(store) == before
+        for bad in (commit("run", seq), commit("run", seq, change=HeadChange(status="completed", owner=None))):
+            (reply,) = await store.commit([bad])
+            assert reply.refused is Refusal.GAP
+            assert await self.all_of(store) == before
 
     @pytest.mark.parametrize(
         ("refused", "bad"),
@@ -149,6 +150,7 @@ class CommitContract(ContractBase):
             (Refusal.STALE, commit("bad", 2, 3, fence=7)),
             (Refusal.STALE, commit("bad", 2, 3, owner=BOB, change=HeadChange(status="failed"))),
             (Refusal.STALE, commit("missing", 1)),
+            (Refusal.GAP, commit("bad", 0)),
             (Refusal.GAP, commit("bad", 1)),
             (Refusal.GAP, commit("bad", 3)),
             (Refusal.GAP, commit("bad", 2, 4)),
