@@ -30,6 +30,13 @@ T = TypeVar("T")
 BUSY_MS = 10_000  # well within the default lease, so that a heartbeat gives up before others take over
 _inherited: list[object] = []  # kept so that a forked child never closes its parent's connections
 
+_OPTIONS = (
+    (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),
+    (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
+    (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0),
+    (apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0),
+    (apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1),  # else some statements are made ready anew for each value they get
+)
 _DAMAGED = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)
 
 
@@ -118,18 +125,15 @@ class Connections:
         connection.set_busy_timeout(0)
 
     def _connect(self) -> apsw.Connection:
-        flags = apsw.SQLITE_OPEN_READWRITE
-        connection = apsw.Connection(str(self.path), flags=flags, vfs=self._vfs)
-        connection.set_busy_timeout(BUSY_MS)
-        for option, value in (
-            (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),
-            (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
-            (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0),
-            (apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0),
-            (apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1),  # else some statements are made ready anew for each value they get
-        ):
-            connection.config(option, value)
-        connection.pragma("synchronous", self._synchronous)
+        connection = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=self._vfs)
+        try:
+            connection.set_busy_timeout(BUSY_MS)
+            for option, value in _OPTIONS:
+                connection.config(option, value)
+            connection.pragma("synchronous", self._synchronous)
+        except BaseException:
+            connection.close()
+            raise
         self._all.append(connection)
         return connection
 
