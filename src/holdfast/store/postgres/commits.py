@@ -16,7 +16,8 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from holdfast.store.postgres.rows import FLOATS, INTS, MAIL_COLUMNS, STORED
+from holdfast.store.columns import STORED
+from holdfast.store.postgres.rows import FLOATS, INTS, MAIL_COLUMNS
 
 ACCEPTED, STALE, GAP = 0, 1, 2
 NEVER = -1

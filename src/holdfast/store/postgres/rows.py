@@ -2,34 +2,11 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 
 from holdfast.model import Entry, Head, Mail
+from holdfast.store.columns import STORED
 
-STORED = (
-    "id",
-    "flow",
-    "status",
-    "owner",
-    "fence",
-    "attempt",
-    "base",
-    "floor",
-    "wake_at",
-    "expires_at",
-    "parent",
-    "queue",
-    "priority",
-    "key",
-    "metadata",
-    "info",
-    "error",
-    "waiting_for",
-    "created_at",
-    "started_at",
-    "ended_at",
-)
 INTS = frozenset({"fence", "attempt", "base", "floor", "priority"})
 FLOATS = frozenset({"wake_at", "expires_at", "created_at", "started_at", "ended_at"})
 _FROM_LAST_ENTRY = ("seq", "cursor", "updated_at")
@@ -41,8 +18,6 @@ OWNED = f"coalesce(r.owner = any({LIVE}), false)"
 HEAD_COLUMNS = ", ".join(f"r.{name}" for name in (*STORED, *_FROM_LAST_ENTRY)) + f", {OWNED}"
 ENTRY_COLUMNS = 'e.seq, e.kind, e.fence, e.at, e.cursor, e.body, e."check"'
 MAIL_COLUMNS = "i.kind, i.body, i.key, i.at, i.id"
-
-stored_of = attrgetter(*STORED)
 
 
 def head_from(row: tuple[Any, ...]) -> Head:

@@ -13,7 +13,8 @@ from psycopg.types.numeric import Int8
 
 from holdfast.core.record import is_empty
 from holdfast.model import Commit, Entry
-from holdfast.store.postgres import commits, rows
+from holdfast.store.columns import stored_of
+from holdfast.store.postgres import commits
 from holdfast.store.postgres.arrays import floats, ints, texts
 from holdfast.store.postgres.commits import NEVER, Parts
 
@@ -71,7 +72,7 @@ def _creation(new: list[Placed]) -> Statement:
         entries = _kept(commit)
         last = entries[-1]
         head = commit.create if commit.change is None else replace(commit.create, **commit.change.fields())
-        heads.append((*rows.stored_of(head), last.seq, last.cursor, last.at))
+        heads.append((*stored_of(head), last.seq, last.cursor, last.at))
         given += ((commit.run, *_columns_of(entry)) for entry in entries)
     bound = [*_bound(commits.NEW_RUN, heads), *_bound(commits.NEW_ENTRY, given)]
     return Statement(new, commits.CREATE_RUNS, [*bound, Int8(len(new))], makes_runs=True)

@@ -4,39 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from holdfast.model import Entry, Head, Mail, Query
+from holdfast.store.columns import STORED, stored_of
 
-_STORED = [
-    "id",
-    "flow",
-    "status",
-    "owner",
-    "fence",
-    "attempt",
-    "base",
-    "floor",
-    "wake_at",
-    "expires_at",
-    "parent",
-    "queue",
-    "priority",
-    "key",
-    "metadata",
-    "info",
-    "error",
-    "waiting_for",
-    "created_at",
-    "started_at",
-    "ended_at",
-]
 _JSON = ("metadata", "info", "error")
-_JSON_PLACES = [_STORED.index(name) for name in _JSON]
-_stored_of = attrgetter(*_STORED)
+_JSON_PLACES = [STORED.index(name) for name in _JSON]
 
 
 def _values(columns: int, rows: int) -> str:
@@ -49,8 +25,8 @@ def _values(columns: int, rows: int) -> str:
 def create_runs(rows: int) -> str:
     """The statement that makes these runs, but those whose ids are taken."""
     return f"""
-    insert or ignore into runs ({", ".join(_STORED)})
-    select * from ({_values(len(_STORED), rows)}) where column1 is not null
+    insert or ignore into runs ({", ".join(STORED)})
+    select * from ({_values(len(STORED), rows)}) where column1 is not null
 """
 
 
@@ -154,7 +130,7 @@ FORGET_OWNERS = """
     delete from owners where lease_until < ? and id not in (select owner from runs where owner is not null)
 """
 
-_COLUMNS = ", ".join(f"r.{c}" for c in _STORED)
+_COLUMNS = ", ".join(f"r.{c}" for c in STORED)
 HEADS = f"""
     select r.n, {_COLUMNS}, e.id & 4294967295, e.cursor, e.at
     from runs r join entries e
@@ -164,7 +140,7 @@ HEADS = f"""
 
 def head_values(head: Head) -> list[Any]:
     """What `create_runs` binds for a head: JSON is text that a person can read."""
-    values = list(_stored_of(head))
+    values = list(stored_of(head))
     for place in _JSON_PLACES:
         if values[place] is not None:
             values[place] = values[place].decode()
@@ -189,7 +165,7 @@ def update_runs(names: tuple[str, ...], rows: int) -> str:
 
 def head_from(row: tuple[Any, ...], live: set[str]) -> Head:
     """The head in a row of HEADS; `live` are the owners known to be alive."""
-    fields = dict(zip(_STORED, row[1:-3], strict=True))
+    fields = dict(zip(STORED, row[1:-3], strict=True))
     for name in _JSON:
         if fields[name] is not None:
             fields[name] = fields[name].encode()
