@@ -38,7 +38,7 @@ def append(entries: int) -> str:
     when there is none) is missing; and no entry whose place is taken. One statement, so nobody can claim a
     run between the check and the write. A row without a seq is the beginning of the body of the next one.
     """
-    # The rows are named by a subquery, not by `with`: SQLite takes three times as long to make that ready.
+    # The rows are named by a subquery and not by `with`, which SQLite takes three times as long to make ready.
     return f"""
     insert or ignore into entries (id, kind, fence, at, cursor, "check", begun, body)
     select (n << 32) | seq, kind, g.fence, at, cursor, "check", begun, body from (
