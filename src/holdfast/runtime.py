@@ -67,7 +67,7 @@ class Runtime:
     `queues` (None: in all), and keeps looking; `name` is what `workers()` calls it. `lease`, `heartbeat` and `grace`
     are seconds: how long this process may be silent before others take over, how often it says that it lives, and
     how long a shutdown waits for steps under way.
-    `crash_limit`: a run taken up so often without finishing a step is ended as failed. `on_event` gets every
+    `crash_limit`: a run that crashed so often without finishing a step is ended as failed. `on_event` gets every
     event as it happens. `durability="process"` risks the last commits in a power cut, for speed.
     `create=False` takes a store as it is: one that is not there is refused, and opening removes nothing expired.
     """

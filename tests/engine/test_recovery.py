@@ -192,6 +192,28 @@ async def test_a_crash_loop_ends_as_failed_with_its_reason(
     assert killed.calls == ["first", "second", "second", "second", "second"]
 
 
+async def test_an_orderly_end_in_between_neither_counts_as_a_crash_nor_forgets_those_before(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
+) -> None:
+    killed = Killed()
+    for ends_in_order in (False, True, False, True, False):
+        store = WatchedStore(make_store())
+        async with make_runtime(store, crash_limit=3, grace=0) as rt:
+            rt.register(killed.flow)
+            killed.inside.clear()
+            if not await rt.recover():
+                await rt.start(killed.flow, [], id="r1")
+            await killed.inside.wait()
+            if not ends_in_order:
+                await kill(rt, store, clock)
+    killed.hangs = False
+    async with make_runtime(crash_limit=3) as rt:
+        rt.register(killed.flow)
+        (handle,) = await rt.recover()
+        with pytest.raises(RunFailedError, match="given up after 3 crashes in step 'second'"):
+            await handle.result()
+
+
 async def test_progress_starts_the_count_of_crashes_anew(
     make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
 ) -> None:

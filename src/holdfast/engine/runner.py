@@ -369,8 +369,9 @@ class Runner:
         return Outcome(error=RunCancelledError(self.writer.run, reason))
 
     async def interrupt(self) -> Outcome:
-        """Hand the run back with all that it has done so far."""
-        await self.saving.leave(RunStatus.INTERRUPTED, [(Kind.INTERRUPTED, {})], attempt=0)
+        """Hand the run back with all that it has done so far. Crashes since it last went on stay counted."""
+        crashes = min(self._takeups, self.writer.attempt) - 1
+        await self.saving.leave(RunStatus.INTERRUPTED, [(Kind.INTERRUPTED, {})], attempt=crashes)
         return Outcome(error=RunInterruptedError(self.writer.run))
 
     def deliver(self, mail: list[Mail]) -> None:
