@@ -24,6 +24,19 @@ class Told(Protocol):
         ...
 
 
+class _Nobody:
+    """Who is told once the run has left."""
+
+    def notified(self) -> None:
+        """Nothing can be done about it any more."""
+
+    def deliver(self, mail: list[Mail]) -> None:
+        """It stays in the store, for whoever goes on with the run."""
+
+
+_NOBODY = _Nobody()
+
+
 class Control(msgspec.Struct, eq=False):
     """Wishes, as they come in by mail or from the runtime. The runner honours them at its safe points."""
 
@@ -93,6 +106,10 @@ class Control(msgspec.Struct, eq=False):
             await asyncio.wait({other, waking}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waking.cancel()
+
+    def part(self) -> None:
+        """The run has left: whatever comes in now is not for it."""
+        self._told = _NOBODY
 
     def mail_ids(self) -> tuple[int, ...]:
         """Every piece of mail that has come in: what a run that ends or pauses has taken in."""

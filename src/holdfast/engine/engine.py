@@ -336,6 +336,7 @@ class Engine:
                 self.turns.give_back()
             if self.live.get(live.id) is live:
                 del self.live[live.id]
+            runner.part()
             self._left(live, outcome or Outcome(error=RunInterruptedError(live.id)))
 
     async def _turn(self, live: LiveRun) -> bool:
@@ -383,7 +384,8 @@ class Engine:
             await self._settle(1.0, None)
             for live in list(self.live.values()):
                 # Its code neither returns nor lets itself be cancelled: take the run away from it.
-                await self._hand_back_anyway(live)
+                if live.id in self.live:
+                    await self._hand_back_anyway(live)
             await self.committer.drain()
             await self._observers.settle(1.0)
             await self.custody.release()

@@ -80,7 +80,7 @@ class RunHost(msgspec.Struct, eq=False):
     def notes(self) -> Notes:
         """What writes while a step is under way."""
         if self.begun_notes is None:
-            self.begun_notes = Notes(self.writer, self._runner.saving.noted, self.failed)
+            self.begun_notes = Notes(self.writer, self._runner.saving.noted, self._runner.broken)
             if self._runner.scope is not None:  # what its code writes is written as it comes
                 self.begun_notes.step_begins()
         return self.begun_notes

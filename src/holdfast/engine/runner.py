@@ -296,6 +296,17 @@ class Runner:
             return asyncio.CancelledError()
         return StepRaised(asyncio.CancelledError("the step was cancelled from inside"))
 
+    def part(self) -> None:
+        """The run has left for good: only what it came to is asked for from now on.
+
+        Otherwise its parts keep each other, and with them its state, until a collection finds them. That may be long
+        after: Python seldom looks at what has lived for a while, and does not know how large it is.
+        """
+        self.control.part()
+        self.saving.part()
+        self._waits = self._verdict = None
+        del self.host
+
     # What follows a step
 
     async def _failed(self, step: Step[..., Any], name: str, started: float, error: BaseException) -> Outcome | None:

@@ -143,6 +143,10 @@ class Saving:
         )
         self._wrote(saved=progress is not None)
 
+    def part(self) -> None:
+        """The run has left: nothing more is saved."""
+        del self._host
+
     def _new_floor(self) -> dict[str, Any]:
         if self._retention is None or (floor := self._floor(self._retention)) == self._writer.floor:
             return {}

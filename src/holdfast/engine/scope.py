@@ -368,4 +368,4 @@ class StepScope(msgspec.Struct, eq=False):
             self.waits.close()
         if self.tasks:
             self.cancel_tasks(but=task)
-        self.root = None  # otherwise the two keep each other until a collection finds them
+        self.root = self.waits = None  # otherwise they keep each other until a collection finds them
