@@ -28,7 +28,7 @@ from holdfast.engine.staff import workers
 from holdfast.engine.verbs import MISSING, Verbs
 from holdfast.engine.waking import Waker
 from holdfast.engine.worker import Worker as RunTaker
-from holdfast.errors import UsageError
+from holdfast.errors import StoreDamagedError, UsageError
 from holdfast.flows.base import Flow
 from holdfast.handles import RunHandle
 from holdfast.model import Ask, Call, Checkpoint, Event, Health, Problem, Run, RunStatus, Worker
@@ -348,19 +348,27 @@ class Runtime:
         """The runs that match all filters, newest first.
 
         `limit` runs at most; `after` goes on behind the run of that page cursor (see `page`).
+        Raises StoreDamagedError behind all others when one of them cannot be read.
         """
         self._verbs_now()
         query = list_query(status, flow, metadata, parent, created_after, created_before, limit, after)
-        left = limit
+        left, damaged = limit, None
         while left is None or left > 0:
             size = _PAGE if left is None else min(left, _PAGE)
             heads = await self._store.list_heads(query.page(size))
             for head in heads:
-                yield run_view(head)
+                try:
+                    run = run_view(head)
+                except StoreDamagedError as error:
+                    damaged = damaged or error
+                else:
+                    yield run
             if len(heads) < size:
-                return
+                break
             query = query.behind(heads[-1])
             left = None if left is None else left - len(heads)
+        if damaged is not None:
+            raise damaged
 
     @staticmethod
     def page(run: Run) -> str:

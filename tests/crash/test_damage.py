@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from holdfast import Pipeline, Runtime
 from holdfast.errors import RunInterruptedError, StoreDamagedError
+from waiting import until_status
 
 from . import steps
 
@@ -145,3 +147,33 @@ async def test_damage_before_an_anchor_of_a_log_in_files_is_named_and_never_buil
         # By the store's own check, or by reading the run, or by both.
         found = {(problem.run, problem.seq == 22 or "seq 22" in problem.problem) async for problem in rt.doctor()}
         assert found == {("damaged", True)}
+
+
+NOT_TEXT, BYTES = "cast(cast({0} as blob) || x'ff' as text)", "cast({0} as blob)"
+
+
+@pytest.mark.parametrize("how", [NOT_TEXT, BYTES], ids=["not-text", "bytes"])
+@pytest.mark.parametrize(
+    "place", ["entries.body", "entries.cursor", "entries.kind", "runs.metadata", "runs.flow", "runs.info"]
+)
+async def test_bytes_that_are_no_text_in_one_run_stop_no_other(tmp_path: Path, place: str, how: str) -> None:
+    file = tmp_path / "runs.db"
+    await leave_unfinished(file, "damaged", "sound")
+    table, column = place.split(".")
+    which = "id = (select max(id) from entries where id < 2 << 32)" if table == "entries" else "id = 'damaged'"
+    db = apsw.Connection(str(file))
+    db.execute(f"update {table} set {column} = {how.format(column)} where {which}")
+    db.close()
+
+    async def advance(index: int, state: dict[str, Any]) -> None:
+        steps.change(state, index)
+
+    async with Runtime(f"sqlite:{file}", recover=True) as rt:
+        rt.register(Pipeline("flow", advance, total=STEPS))
+        await until_status(rt, "sound", "completed")
+        listed: list[str] = []
+        with contextlib.suppress(StoreDamagedError):  # behind all the others
+            async for run in rt.list():
+                listed.append(run.id)
+        assert "sound" in listed
+        assert {problem.run for problem in [problem async for problem in rt.doctor()]} <= {"damaged"}

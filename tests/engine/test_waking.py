@@ -45,3 +45,17 @@ async def test_a_run_that_is_let_go_while_the_waker_reads_is_not_forgotten() -> 
     async with asyncio.timeout(20):
         await taken.wait()
     waker.stop()
+
+
+async def test_a_run_that_is_let_go_while_its_runtime_closes_is_not_looked_after() -> None:
+    async def take(heads: list[Head]) -> None:
+        raise AssertionError
+
+    async def no_children(head: Head) -> bool:
+        return False
+
+    clock = ManualClock()
+    waker = Waker(MemoryStore(clock), clock, take, no_children)
+    waker.stop()
+    waker.let_go("run", None)
+    assert asyncio.all_tasks() == {asyncio.current_task()}

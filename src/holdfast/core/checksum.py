@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from struct import Struct
+from struct import error as struct_error
 
 from holdfast.errors import StoreDamagedError
 from holdfast.model import Entry
@@ -20,6 +21,9 @@ def seal(run: str, seq: int, kind: str, fence: int, at: float, cursor: bytes, bo
 
 def verify(run: str, entry: Entry) -> None:
     """Raises StoreDamagedError unless the entry is what was once written at this place."""
-    sealed = seal(run, entry.seq, entry.kind, entry.fence, entry.at, entry.cursor, entry.body)
+    try:
+        sealed = seal(run, entry.seq, entry.kind, entry.fence, entry.at, entry.cursor, entry.body)
+    except (TypeError, struct_error) as error:  # a text where a number was, and the like
+        raise StoreDamagedError(run, entry.seq, f"it cannot be read: {error}") from error
     if sealed.check != entry.check:
         raise StoreDamagedError(run, entry.seq, "its checksum does not match")

@@ -90,7 +90,8 @@ class Custody:
             self.add(writer)
 
     def _writer(self, head: Head) -> RunWriter:
-        return RunWriter(self._committer, self._clock, replace(head, attempt=head.attempt - 1), None)
+        # Its position may be damaged, and is not needed to give it up.
+        return RunWriter(self._committer, self._clock, replace(head, attempt=head.attempt - 1, cursor=b"null"), None)
 
     async def release(self, run: str | None = None) -> None:
         """Give up what can be, if this run is among it or none is named. What fails is tried again later."""

@@ -25,4 +25,4 @@ class Trouble:
         """It was done."""
         if self._told is not None:
             self._told = None
-            log.warning("holdfast: no more of this: %s", self._what)
+            log.warning("holdfast: it is over: %s", self._what)

@@ -13,7 +13,6 @@ from typing import Any
 from holdfast.clock import Clock
 from holdfast.core.transitions import WAITS
 from holdfast.engine.trouble import Trouble
-from holdfast.errors import StoreError
 from holdfast.model import Head, Query
 from holdfast.store.base import Store
 
@@ -42,11 +41,14 @@ class Waker:
         """By run, on the loop's clock: those that were tried just now and are left alone for a while."""
         self._sweep_at = 0.0
         self._task: asyncio.Task[None] | None = None
+        self._stopped = False
         self._poke: asyncio.Future[None] | None = None
         self._children_at = 0.0
 
     def watch(self, run: str, due: float | None) -> None:
         """Look after this run, which is due then; None when only something that comes makes it due."""
+        if self._stopped:
+            return  # whoever comes next looks after it
         known = run in self._watched and self._watched[run] == due
         self._watched[run] = due
         self._renewed.add(run)
@@ -62,6 +64,7 @@ class Waker:
 
     def stop(self) -> None:
         """Look after nothing any more."""
+        self._stopped = True
         if self._task is not None:
             self._task.cancel()
 
@@ -72,7 +75,7 @@ class Waker:
                 seen = await self._wait(seen)
                 await self._look()
                 trouble.over()
-            except StoreError as error:
+            except Exception as error:  # as in Worker.work
                 trouble.met(error)
                 await asyncio.sleep(POLL)
             await asyncio.sleep(PAUSE)

@@ -17,7 +17,6 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.pruning import Pruning
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.trouble import Trouble
-from holdfast.errors import StoreError
 from holdfast.model import Head, Health, Query
 
 _PAGE = 200
@@ -68,7 +67,9 @@ class Worker:
                 # Who was idle looks at once; what changes all the time and comes to nothing is looked at less often.
                 rest = _SOON if found else min(rest * 2, self._poll / 10)
                 await asyncio.sleep(looked + rest - loop.time())
-            except StoreError as error:
+            except (
+                Exception
+            ) as error:  # a store of the user's may raise anything, and whoever waits would wait for ever
                 self._trouble.met(error)
                 await asyncio.sleep(self._poll)
 

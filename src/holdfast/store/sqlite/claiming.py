@@ -13,7 +13,11 @@ from holdfast.model import Claim, Entry, Mail, Query
 from holdfast.store.sqlite import sql
 
 _UNFINISHED = "('pending', 'running', 'waiting', 'paused', 'interrupted')"  # as in the index of that name
-_LIGHT = "select r.n, r.id, r.flow, r.queue, r.key, r.priority, r.created_at from runs r"
+_LIGHT = f"""
+    select r.n, {", ".join(sql.as_bytes(f"r.{name}") for name in ("id", "flow", "queue", "key"))}, r.priority,
+      r.created_at
+    from runs r
+"""
 _FIRST = "order by r.priority desc, r.created_at, r.id limit ?"
 # From one queue to the next through the index, without reading what stands in them.
 _QUEUES = f"""
@@ -23,7 +27,7 @@ _QUEUES = f"""
       select (select min(queue) from runs where owner is null and status in {_UNFINISHED} and queue > q.queue)
       from queues q where q.queue is not null
     )
-    select queue from queues where queue is not null
+    select {sql.as_bytes("queue")} from queues where queue is not null
 """
 
 
@@ -37,6 +41,12 @@ class _Candidate(NamedTuple):
     created_at: float
 
 
+def _candidate(row: tuple[Any, ...]) -> _Candidate:
+    n, run, flow, queue, key, priority, created_at = row
+    texts = sql.text(run), sql.text(flow), sql.text(queue), None if key is None else sql.text(key)
+    return _Candidate(n, *texts, priority, created_at)
+
+
 def claimable(connection: apsw.Connection, query: Query, live: set[str], owner: str) -> list[int]:
     """The internal numbers of the runs that `owner` gets with this query, in order."""
     if not query.in_turn:
@@ -46,7 +56,7 @@ def claimable(connection: apsw.Connection, query: Query, live: set[str], owner: 
         return [n for (n,) in rows]
     owners = msgspec.json.encode(sorted(live)).decode()
     owned = f"{_LIGHT} where r.owner in (select value from json_each(?)) and r.status in {_UNFINISHED}"
-    under_way = [_Candidate(*row) for row in connection.execute(owned, (owners,))]
+    under_way = [_candidate(row) for row in connection.execute(owned, (owners,))]
     where, values = _open_to_all(*sql.conditions(query, live, owner), reached(under_way, query.limits))
     depth, chosen = max(query.limit, 1), None
     while chosen is None:
@@ -88,13 +98,13 @@ def _free(
     connection: apsw.Connection, query: Query, where: str, values: list[Any], depth: int
 ) -> tuple[list[_Candidate], set[str]]:
     """The first of each queue, with the queues that have more, and all whose owner is dead: never many."""
-    found = [_Candidate(*row) for row in connection.execute(f"{_LIGHT} where r.owner is not null and {where}", values)]
+    found = [_candidate(row) for row in connection.execute(f"{_LIGHT} where r.owner is not null and {where}", values)]
     cut: set[str] = set()
-    queues = query.queues if query.queues is not None else [name for (name,) in connection.execute(_QUEUES)]
+    queues = query.queues if query.queues is not None else [sql.text(name) for (name,) in connection.execute(_QUEUES)]
     text = f"{_LIGHT} where r.owner is null and r.queue = ? and {where} {_FIRST}"
     for queue in set(queues):
         rows = list(connection.execute(text, [queue, *values, depth]))
-        found += [_Candidate(*row) for row in rows]
+        found += [_candidate(row) for row in rows]
         if len(rows) == depth:
             cut.add(queue)
     return found, cut

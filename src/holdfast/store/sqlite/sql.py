@@ -13,6 +13,29 @@ from holdfast.store.columns import STORED, stored_of
 
 _JSON = ("metadata", "info", "error")
 _JSON_PLACES = [STORED.index(name) for name in _JSON]
+_NUMBERS = (
+    "fence",
+    "attempt",
+    "base",
+    "floor",
+    "wake_at",
+    "expires_at",
+    "priority",
+    "created_at",
+    "started_at",
+    "ended_at",
+)
+_TEXTS = tuple(name for name in STORED if name not in (*_NUMBERS, *_JSON))
+
+
+def as_bytes(column: str) -> str:
+    """Reads a text as the bytes that it is: damage may leave some that are no text, and others must still be read."""
+    return f"cast({column} as blob)"
+
+
+def text(data: bytes | None) -> str:
+    """What such bytes say, whatever they are. Where it matters, a checksum tells that it is not what was written."""
+    return (data or b"").decode(errors="replace")
 
 
 def _values(columns: int, rows: int) -> str:
@@ -63,6 +86,7 @@ APPEND_SPLIT_STEP = f"{append_steps(2)} returning exists (select 1 from inbox wh
 MOST_STEPS = 250  # each takes two rows at most, and the text of the statement stays among those that are kept
 FIND_OWNED = "select n from runs where id = ? and owner = ? and fence = ?"
 FIND_RUN = "select n from runs where id = ?"
+FIND_OWNER = f"select n, {as_bytes('owner')} from runs where id = ?"
 LAST_SEQ = """
     select max(id) & 4294967295 from entries
     where id between (select n from runs where id = ?1) << 32
@@ -94,16 +118,19 @@ DROP_ENTRIES = """
 TAKE_KEYED = "update inbox set taken = 1, body = '' where id = ? and n = ? and key is not null"
 TAKE_PLAIN = "delete from inbox where id = ? and n = ? and key is null"
 ANY_MAIL = "select 1 from inbox where taken = 0 limit 1"
-READ_MAIL = "select kind, body, key, at, id from inbox where n = ? and taken = 0 order by id"
-READ_MAIL_OF_MANY = """
-    select i.n, i.kind, i.body, i.key, i.at, i.id
+_MAIL = f"{as_bytes('i.kind')}, {as_bytes('i.body')}, {as_bytes('i.key')}, i.at, i.id"
+READ_MAIL = f"select {_MAIL} from inbox i where i.n = ? and i.taken = 0 order by i.id"
+READ_MAIL_OF_MANY = f"""
+    select i.n, {_MAIL}
     from json_each(?) j cross join inbox i on i.n = j.value and i.taken = 0 order by i.id
 """
 POST_MAIL = "insert or ignore into inbox (n, kind, body, key, at) values (?, ?, ?, ?, ?)"
 
-_ENTRY = """
-    e.id & 4294967295, e.kind, e.fence, e.at, e.cursor, e.body, e."check",
-      case when e.begun then (select b.body from entries b where b.place = e.place - 1 and b.id is null) end
+_ENTRY = f"""
+    e.id & 4294967295, {as_bytes("e.kind")}, e.fence, e.at, {as_bytes("e.cursor")}, {as_bytes("e.body")},
+      {as_bytes('e."check"')},
+      case when e.begun then
+        (select {as_bytes("b.body")} from entries b where b.place = e.place - 1 and b.id is null) end
 """
 READ_ENTRIES = f"""
     select {_ENTRY} from entries e where id > (?1 << 32) | ?2 and id <= (?1 << 32) | ?3 order by id limit ?4
@@ -112,6 +139,10 @@ READ_ENTRIES = f"""
 READ_LOGS = f"""
     select r.n, {_ENTRY} from json_each(?) j cross join runs r on r.n = j.value
     cross join entries e on e.id >= (r.n << 32) | r.base and e.id <= (r.n << 32) | 4294967295
+"""
+WITHOUT_LOG = f"""
+    select {as_bytes("id")} from runs
+    where not exists (select 1 from entries where entries.id between n << 32 and (n << 32) | 4294967295)
 """
 # Rows that belong to no run: entries of none, and beginnings of a body without the entry behind them.
 COUNT_STRAY = """
@@ -126,13 +157,15 @@ BEAT = """
     insert into owners (id, name, beat_at, lease_until, info) values (?1, ?2, ?3, ?4, ?5)
     on conflict (id) do update set name = ?2, beat_at = ?3, lease_until = ?4, info = ?5
 """
+LIVE_OWNERS = f"select {as_bytes('id')} from owners where lease_until > ?"
+READ_OWNERS = f"select {as_bytes('id')}, {as_bytes('name')}, beat_at, {as_bytes('info')} from owners order by id"
 FORGET_OWNERS = """
     delete from owners where lease_until < ? and id not in (select owner from runs where owner is not null)
 """
 
-_COLUMNS = ", ".join(f"r.{c}" for c in STORED)
+_COLUMNS = ", ".join(f"r.{name}" if name in _NUMBERS else as_bytes(f"r.{name}") for name in STORED)
 HEADS = f"""
-    select r.n, {_COLUMNS}, e.id & 4294967295, e.cursor, e.at
+    select r.n, {_COLUMNS}, e.id & 4294967295, {as_bytes("e.cursor")}, e.at
     from runs r join entries e
       on e.id = (select max(id) from entries where id between r.n << 32 and (r.n << 32) | 4294967295)
 """
@@ -166,24 +199,23 @@ def update_runs(names: tuple[str, ...], rows: int) -> str:
 def head_from(row: tuple[Any, ...], live: set[str]) -> Head:
     """The head in a row of HEADS; `live` are the owners known to be alive."""
     fields = dict(zip(STORED, row[1:-3], strict=True))
-    for name in _JSON:
+    for name in _TEXTS:
         if fields[name] is not None:
-            fields[name] = fields[name].encode()
+            fields[name] = text(fields[name])
     seq, cursor, at = row[-3:]
-    return Head(**fields, owned=fields["owner"] in live, seq=seq, cursor=cursor.encode(), updated_at=at)
+    return Head(**fields, owned=fields["owner"] in live, seq=seq, cursor=cursor, updated_at=at)
 
 
 def entry_from(row: Sequence[Any]) -> Entry:
     """The entry in a row of READ_ENTRIES."""
     seq, kind, fence, at, cursor, body, check, beginning = row
-    whole = body if beginning is None else beginning + body
-    return Entry(seq, kind, fence, at, cursor.encode(), whole.encode(), check)
+    return Entry(seq, text(kind), fence, at, cursor, body if beginning is None else beginning + body, text(check))
 
 
 def mail_from(row: Sequence[Any]) -> Mail:
     """The mail in a row of READ_MAIL."""
     kind, body, key, at, mail_id = row
-    return Mail(kind, body.encode(), key, at, mail_id)
+    return Mail(text(kind), body, None if key is None else text(key), at, mail_id)
 
 
 def select_heads(query: Query, live: set[str]) -> tuple[str, list[Any]]:

@@ -152,8 +152,8 @@ class SqliteStore(Store):
     async def delete_run(self, run: str) -> bool:
         def work(connection: apsw.Connection) -> bool:
             connection.execute("begin immediate")
-            row = connection.execute("select n, owner from runs where id = ?", (run,)).fetchone()
-            if row is None or row[1] in self._live(connection):
+            row = connection.execute(sql.FIND_OWNER, (run,)).fetchone()
+            if row is None or (row[1] is not None and sql.text(row[1]) in self._live(connection)):
                 connection.execute("rollback")
                 return False
             connection.execute(sql.DROP_ENTRIES, (row[0],))
@@ -192,14 +192,17 @@ class SqliteStore(Store):
         self._beating.discard(owner)
 
     def _live(self, connection: apsw.Connection) -> set[str]:
-        rows = connection.execute("select id from owners where lease_until > ?", (self._clock.now(),))
-        return {owner for (owner,) in rows if not self._owners.dead(owner)}
+        rows = connection.execute(sql.LIVE_OWNERS, (self._clock.now(),))
+        return {owner for owner in map(sql.text, (row[0] for row in rows)) if not self._owners.dead(owner)}
 
     async def list_owners(self) -> list[Owner]:
         def work(connection: apsw.Connection) -> list[Owner]:
             live = self._live(connection)
-            rows = connection.execute("select id, name, beat_at, info from owners order by id")
-            return [Owner(owner, name, owner in live, beat_at, info.encode()) for owner, name, beat_at, info in rows]
+            rows = connection.execute(sql.READ_OWNERS)
+            return [
+                Owner(owner, sql.text(name), owner in live, beat_at, info)
+                for owner, name, beat_at, info in ((sql.text(row[0]), *row[1:]) for row in rows)
+            ]
 
         return await self._read(work)
 
@@ -256,10 +259,7 @@ class SqliteStore(Store):
             problems: list[tuple[str | None, str]] = [
                 (None, str(row[0])) for row in connection.execute("pragma integrity_check") if row[0] != "ok"
             ]
-            bare = "select id from runs where not exists (select 1 from entries where entries.id between n << 32 and "
-            problems += [
-                (run, "the run has no log") for (run,) in connection.execute(f"{bare}(n << 32) | ?)", (_EVERYTHING,))
-            ]
+            problems += [(sql.text(run), "the run has no log") for (run,) in connection.execute(sql.WITHOUT_LOG)]
             stray = connection.execute(sql.COUNT_STRAY).get
             return problems + ([(None, f"{stray} entries belong to no run")] if stray else [])
 
