@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +16,9 @@ import pytest
 from engine.lives import Lives, MakeRuntime, MakeStore, Once
 from holdfast import Pipeline, RetryPolicy, blocking, call, current_run, emit, flow, step
 from holdfast.errors import CallAbandonedError, CallFailedError, NotStorableError, RunFailedError, StepTimeoutError
+from holdfast.model import Commit, Kind, Reply
 from holdfast.testing import ManualClock
+from watched import WatchedStore
 
 AT_ONCE = RetryPolicy(attempts=3, first_delay=0, jitter=0)
 
@@ -563,3 +566,39 @@ async def test_chunks_of_an_attempt_of_a_call_that_failed_are_superseded(lives: 
     emitted = {event.seq: event.data["data"] for event in await lives.events("emitted")}
     gone = {seq for event in await lives.events("superseded") for seq in event.data["seqs"]}
     assert [data for seq, data in emitted.items() if seq not in gone] == [0]
+
+
+@pytest.mark.parametrize("on_doubt", ["retry", "fail"])
+async def test_a_call_whose_step_times_out_while_its_result_is_written_is_not_made_again(
+    make_runtime: MakeRuntime, make_store: MakeStore, on_doubt: Any
+) -> None:
+    made: list[int] = []
+    writing, timed_out = asyncio.Event(), asyncio.Event()
+
+    class Slow(WatchedStore):
+        async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
+            if made and not timed_out.is_set() and any(e.kind == Kind.CALL for c in batch for e in c.entries):
+                writing.set()
+                await timed_out.wait()
+            return await super().commit(batch)
+
+        def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+            return None
+
+    async def charge(amount: int) -> int:
+        made.append(amount)
+        return amount
+
+    @step(timeout=0.05, retry=AT_ONCE)
+    async def pay(state: Any) -> Any:
+        if made:
+            timed_out.set()
+        try:
+            return await call.options(on_doubt=on_doubt)(charge, 20)
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().call_soon(timed_out.set)
+            raise
+
+    async with make_runtime(Slow(make_store())) as rt:
+        assert await rt.run(Pipeline("pays", [pay]), {}, id="r1") == 20
+    assert (made, writing.is_set()) == ([20], True)

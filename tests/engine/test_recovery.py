@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Pipeline, RunHandle, Runtime, step
+from holdfast import Pipeline, RunHandle, Runtime, call, emit, step
 from holdfast.errors import FlowNotRegisteredError, RunFailedError, StepMissingError, StoreUnavailableError
 from holdfast.store.base import Store
 from holdfast.testing import ManualClock
@@ -211,6 +211,44 @@ async def test_an_orderly_end_in_between_neither_counts_as_a_crash_nor_forgets_t
         rt.register(killed.flow)
         (handle,) = await rt.recover()
         with pytest.raises(RunFailedError, match="given up after 3 crashes in step 'second'"):
+            await handle.result()
+
+
+@pytest.mark.parametrize("says", ["call", "emit"])
+async def test_what_a_step_says_of_itself_does_not_make_a_crash_loop_endless(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock, says: str
+) -> None:
+    inside, over, lives = asyncio.Event(), asyncio.Event(), 0
+
+    async def look(life: int) -> str:
+        return "seen"
+
+    async def crashes(state: Any) -> Any:
+        if says == "call":
+            await call(look, lives)  # found again with other arguments, which is told
+        else:
+            await emit("life", lives)
+        inside.set()
+        await over.wait()
+
+    flow = Pipeline("crashes", [crashes])
+    for _ in range(3):
+        store, lives = WatchedStore(make_store()), lives + 1
+        async with make_runtime(store, crash_limit=3) as rt:
+            rt.register(flow)
+            inside.clear()
+            if not await rt.recover():
+                await rt.start(flow, {}, id="r1")
+            await inside.wait()
+            written = store.commits
+            while says == "emit" and store.commits == written:
+                await asyncio.sleep(0.005)  # chunks wait for more of them
+            await kill(rt, store, clock)
+    over.set()
+    async with make_runtime(crash_limit=3) as rt:
+        rt.register(flow)
+        (handle,) = await rt.recover()
+        with pytest.raises(RunFailedError, match="given up after"):
             await handle.result()
 
 

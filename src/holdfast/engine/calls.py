@@ -239,8 +239,8 @@ class Calling:
         body = {**told_of(self._place, host.writer), **outcome}
         if self._scope.starting or self._scope.unspawned:
             await self._scope.started(self._frame)  # a call that is found again does not spawn its children again
-        seq = await host.notes.write(kind, body)
-        host.journal.add(kind, seq, body)
+        # What is written counts, also when the wait for it was given up, as by the timeout of the step.
+        await host.notes.write(kind, body, then=lambda seq: host.journal.add(kind, seq, body))
 
 
 def _asked_for(scope: StepScope) -> bool:

@@ -80,11 +80,21 @@ class Notes:
         """Whether more is waiting to be written than should be."""
         return len(self._due) > CHUNKS_ENOUGH or self._size > BYTES_ENOUGH
 
-    async def write(self, kind: Kind, body: dict[str, Any], *, take: tuple[int, ...] = (), **fields: Any) -> int:
-        """The seq of the entry, durable when this returns."""
+    async def write(
+        self,
+        kind: Kind,
+        body: dict[str, Any],
+        *,
+        then: Callable[[int], object] | None = None,
+        take: tuple[int, ...] = (),
+        **fields: Any,
+    ) -> int:
+        """The seq of the entry, durable when this returns. `then` is told of it also when nobody waits any more."""
         future: asyncio.Future[int] = self._loop.create_future()
 
         def settle(result: int | HoldfastError) -> None:
+            if then is not None and isinstance(result, int):
+                then(result)
             if future.done():
                 return
             if isinstance(result, HoldfastError):
@@ -165,7 +175,7 @@ class Notes:
         try:
             if self._error is not None:
                 raise self._error
-            mail = await self._writer.write(marks, take=take, advances=True, **fields)
+            mail = await self._writer.write(marks, take=take, under_way=True, **fields)
         except Exception as error:
             # Whoever waits for the entry must be told, whatever it was: a store of the user's may raise anything.
             self._error = _told(error, self._writer.run)

@@ -15,7 +15,7 @@ from holdfast.core.history import Point, Segment, Signal, with_signal
 from holdfast.core.transitions import ENDED, check_transition
 from holdfast.engine.committer import Committer
 from holdfast.errors import OwnershipLostError, RunExistsError, StoreError
-from holdfast.model import Commit, Entry, Head, HeadChange, Kind, Mail, Refusal, RunStatus
+from holdfast.model import RESULT_KINDS, Commit, Entry, Head, HeadChange, Kind, Mail, Refusal, RunStatus
 
 StepTaken = tuple[str, float, float]
 Mark = tuple[Kind, dict[str, Any]]
@@ -97,19 +97,19 @@ class RunWriter:
         status: RunStatus | None = None,
         take: tuple[int, ...] = (),
         drop_history: bool = False,
-        advances: bool = False,
+        under_way: bool = False,
         **fields: Any,
     ) -> tuple[Mail, ...]:
         """Commit the progress and the marks together; gives the mail that waits for the run.
 
-        `advances` says that the marks are progress as well: the run is running, and not in a crash loop.
+        `under_way` says that a step of the run is: it is running, and not in a crash loop if something was finished.
         A status other than running gives the run up as well. When this raises StoreError, nothing is
         known to have been written; OwnershipLostError says that another owner has it, and nothing was.
         """
         if self.closed:
             raise OwnershipLostError(self.run, self.fence)
         while True:
-            commit, landed = self._prepared(marks, progress, extra, status, take, fields, drop_history, advances)
+            commit, landed = self._prepared(marks, progress, extra, status, take, fields, drop_history, under_way)
             try:
                 reply = await self._committer.commit(commit)
             except StoreError:
@@ -139,7 +139,7 @@ class RunWriter:
         take: tuple[int, ...],
         fields: dict[str, Any],
         drop_history: bool,
-        advances: bool,
+        under_way: bool,
     ) -> tuple[Commit, _Landed]:
         """The commit behind what the store is known to hold, and what is counted once it is there."""
         now, stepped = self._clock.now(), progress is not None
@@ -150,7 +150,10 @@ class RunWriter:
             changed = {**(self.fields_due or {}), **fields}
             if rebase is not None:
                 changed["floor"] = rebase.seq
-            change = self._change(changed, status, segment, now, advances=advances or stepped, stepped=stepped)
+            advances = stepped or (under_way and any(kind in RESULT_KINDS for kind, _ in marks))
+            if advances and self.attempt != 1:
+                changed.setdefault("attempt", 1)
+            change = self._change(changed, status, segment, now, under_way=under_way or stepped, stepped=stepped)
         commit = Commit(
             run=self.run,
             owner=self.owner,
@@ -289,11 +292,11 @@ class RunWriter:
         segment: Segment,
         now: float,
         *,
-        advances: bool,
+        under_way: bool,
         stepped: bool,
     ) -> HeadChange | None:
         """The head is touched only when something of it changes: that spares most steps a second write."""
-        if status is None and advances and self.status not in (_RUNNING, RunStatus.PENDING):
+        if status is None and under_way and self.status not in (_RUNNING, RunStatus.PENDING):
             status = _RUNNING
         if status is not None and status != self.status:
             check_transition(self.status, status)
@@ -303,8 +306,6 @@ class RunWriter:
             fields["ended_at"] = now if status in ENDED else None
         elif status is not None and self.started_at is None:
             fields["started_at"] = now
-        if advances and self.attempt != 1:
-            fields.setdefault("attempt", 1)
         if "status" in fields and self.status in _NOT_BEGUN:
             fields.setdefault("wake_at", None)  # it is due, or begun
         if self._waited and (stepped or status in ENDED):
