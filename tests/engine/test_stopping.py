@@ -427,3 +427,68 @@ async def test_who_looks_at_a_run_just_before_the_runtime_closes_gets_an_answer(
             await asyncio.sleep(0)
         await rt.close()
         assert await asking is not None
+
+
+@pytest.mark.parametrize(("verb", "status"), [("cancel", "cancelled"), ("pause", "paused")])
+@pytest.mark.parametrize("in_thread", [False, True], ids=["async", "def"])
+async def test_what_was_asked_of_a_run_is_not_forgotten_when_its_runtime_closes_in_the_middle_of_a_step(
+    make_runtime: MakeRuntime, verb: str, status: str, in_thread: bool
+) -> None:
+    inside, gate, ships = asyncio.Event(), threading.Event(), list[str]()
+    loop = asyncio.get_running_loop()
+
+    async def waits(state: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    def waits_in_thread(state: Any) -> None:
+        loop.call_soon_threadsafe(inside.set)
+        gate.wait(10)
+
+    flow = Pipeline("orders", [waits_in_thread if in_thread else waits, lambda state: ships.append("shipped")])
+    async with make_runtime(grace=0) as rt:
+        await rt.start(flow, {}, id="r1")
+        await inside.wait()
+        await getattr(rt, verb)("r1")
+    gate.set()
+    async with make_runtime() as rt:
+        run = await rt.get("r1")
+        assert run is not None
+        assert run.status == status
+        with pytest.raises((RunCancelledError, RunPausedError)):
+            await rt.run(flow, {}, id="r1")
+    assert ships == []
+
+
+async def test_a_pause_of_a_run_whose_owner_died_does_not_overrule_a_cancel(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
+) -> None:
+    gated, store = Gated(), WatchedStore(make_store())
+    async with make_runtime() as rt:
+        async with make_runtime(store) as owner:
+            await owner.start(gated.flow, [], id="r1")
+            await gated.inside.wait()
+            store.severed = True  # it hears of nothing any more
+            await rt.cancel("r1", "fraud")
+            await kill(owner, store, clock)
+        rt.register(gated.flow)
+        await rt.pause("r1")
+        run = await rt.get("r1")
+        assert run is not None
+        assert (run.status, run.error) == ("cancelled", "fraud")
+
+
+async def test_a_run_that_crashed_too_often_is_cancelled_if_that_was_asked_for(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
+) -> None:
+    gated, store = Gated(), WatchedStore(make_store())
+    async with make_runtime(crash_limit=1) as rt:
+        async with make_runtime(store) as owner:
+            await owner.start(gated.flow, [], id="r1")
+            await gated.inside.wait()
+            store.severed = True
+            await rt.cancel("r1")
+            await kill(owner, store, clock)
+        with pytest.raises(RunCancelledError):
+            await rt.run(gated.flow, [], id="r1")
+    assert gated.calls == ["wait"]

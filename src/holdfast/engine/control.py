@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.core.transitions import ENDED
 from holdfast.engine.inbox import WANTED
-from holdfast.model import Mail
+from holdfast.model import Mail, RunStatus
 
 
 class Told(Protocol):
@@ -50,7 +51,8 @@ class Control(msgspec.Struct, eq=False):
     wanted: bool = False
     """Whether there is anything to honour."""
     _checkpoints: dict[int, Mail] | None = None
-    _seen: set[int] | None = None
+    _seen: dict[int, str] | None = None
+    """What has come in by mail, by its id: of what kind it is."""
     _wake: asyncio.Future[None] | None = None
 
     @property
@@ -66,8 +68,8 @@ class Control(msgspec.Struct, eq=False):
             if item.kind in WANTED:
                 others.append(item)
                 continue
-            self._seen = self._seen or set()
-            self._seen.add(item.id)
+            self._seen = self._seen or {}
+            self._seen[item.id] = item.kind
             if item.kind == "cancel":
                 self.cancel = self.cancel or item
             elif item.kind == "pause":
@@ -111,9 +113,11 @@ class Control(msgspec.Struct, eq=False):
         """The run has left: whatever comes in now is not for it."""
         self._told = _NOBODY
 
-    def mail_ids(self) -> tuple[int, ...]:
-        """Every piece of mail that has come in: what a run that ends or pauses has taken in."""
-        return tuple(sorted(self._seen or ()))
+    def settled_by(self, status: RunStatus) -> tuple[int, ...]:
+        """The mail that is done with when the run leaves so; whoever goes on with it must see the rest."""
+        if not self._seen or not (status in ENDED or status == RunStatus.PAUSED):
+            return ()
+        return tuple(sorted(id for id, kind in self._seen.items() if kind != "cancel" or status in ENDED))
 
     @property
     def reason(self) -> str | None:

@@ -246,7 +246,7 @@ class Engine:
     async def _take(self, claim: Claim, writer: RunWriter) -> LiveRun:
         head, name = claim.head, writer.cursor["next"]
         failures, retry_at = failures_since(head.id, claim.entries)
-        if writer.attempt > self._crash_limit:
+        if writer.attempt > self._crash_limit and not any(mail.kind in ("cancel", "pause") for mail in claim.mail):
             error = f"given up after {writer.attempt - 1} crashes in step {name!r} without progress"
             return await self._give_up(head, writer, name, error)
         entries = await self._for_retention(head)
@@ -410,8 +410,9 @@ class Engine:
         rushed.cancel()
 
     async def _hand_back_anyway(self, live: LiveRun) -> None:
+        outcome = Outcome(error=RunInterruptedError(live.id))
         try:
-            await live.runner.interrupt()
+            outcome = await live.runner.interrupt()
         except HoldfastError:
             self.custody.add(live.runner.writer)
-        live.done.set(Outcome(error=RunInterruptedError(live.id)))
+        live.done.set(outcome)

@@ -270,11 +270,7 @@ class Runner:
         waits = self._waits
         assert waits is not None
         await self.host.settle()
-        if self.control.cancel is not None:
-            return await self._cancel()
-        if self.control.pause is not None:
-            return await self._pause()
-        if waits.left_with is None:
+        if waits.left_with is None or self.control.cancel is not None or self.control.pause is not None:
             return await self.interrupt()
         what, due, asks = waits.left_with
         if waits.has_come:
@@ -352,14 +348,9 @@ class Runner:
 
     async def _honour(self) -> Outcome | None:
         """Do what is wanted of the run at this safe point; an outcome when it leaves."""
-        control = self.control
-        if control.cancel is not None:
-            return await self._cancel()
-        if control.pause is not None:
-            return await self._pause()
-        if control.stop:
+        if self.control.leaves:
             return await self.interrupt()
-        asked = control.take_checkpoints()
+        asked = self.control.take_checkpoints()
         await self.saving.write(extra={"asked": [mail.key for mail in asked]}, take=tuple(mail.id for mail in asked))
         return None
 
@@ -380,7 +371,14 @@ class Runner:
         return Outcome(error=RunCancelledError(self.writer.run, reason))
 
     async def interrupt(self) -> Outcome:
-        """Hand the run back with all that it has done so far. Crashes since it last went on stay counted."""
+        """Hand the run back with all that it has done so far, unless somebody wants it to end or to pause.
+
+        Crashes since it last went on stay counted.
+        """
+        if self.control.cancel is not None:
+            return await self._cancel()
+        if self.control.pause is not None:
+            return await self._pause()
         crashes = min(self._takeups, self.writer.attempt) - 1
         await self.saving.leave(RunStatus.INTERRUPTED, [(Kind.INTERRUPTED, {})], attempt=crashes)
         return Outcome(error=RunInterruptedError(self.writer.run))

@@ -137,7 +137,7 @@ class Saving:
             progress=progress,
             extra=self._carried(None) if progress is not None else None,
             status=status,
-            take=(*self._control.mail_ids(), *take),
+            take=(*self._control.settled_by(status), *take),
             drop_history=drop,
             **fields,
         )

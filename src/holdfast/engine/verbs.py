@@ -248,6 +248,9 @@ class Verbs:
             return False
         claim = claims[0]
         writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, None)
+        for mail in claim.mail:
+            if mail.kind == "cancel" and verb != "cancel":  # its owner died before it could honour it
+                verb, reason = "cancel", msgspec.json.decode(mail.body)
         if act(verb, situation(replace(claim.head, owned=False))) is not Act.APPLY:
             await self._engine.custody.give_back(claim)
             return False
