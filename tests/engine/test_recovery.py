@@ -89,7 +89,7 @@ async def test_a_runtime_that_recovers_finds_an_owner_that_dies_after_boot(
     make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
 ) -> None:
     killed, store = Killed(), WatchedStore(make_store())
-    async with make_runtime(recover=True, heartbeat=0.01) as rt:
+    async with make_runtime(recover=True, heartbeat=0.01, lease=10 * LEASE) as rt:
         rt.register(killed.flow)
         async with make_runtime(store) as owner:
             await owner.start(killed.flow, [], id="r1")
