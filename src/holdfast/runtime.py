@@ -140,7 +140,7 @@ class Runtime:
         self._recovery, self._pruning = Recovery(engine), Pruning(engine)
         self._waker = Waker(self._store, self._clock, self._recovery.wake, self._mailing.children_ended)
         self._following = Following(
-            engine, self._reader, verbs, self._waker, self._mailing.children_ended, self._recovery.wake
+            engine, self._reader, verbs, self._waker, self._mailing.children_ended, self._recovery
         )
         engine.children = Family(engine, self._reader, verbs, self._following.tend)
         engine.let_go = self._waker.let_go

@@ -112,6 +112,16 @@ def test_what_is_no_flow_function_is_refused_when_declared() -> None:
         flow(5)  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("given", [None, 5, {"a": [1]}, "text"])
+async def test_a_flow_of_anything_takes_anything(lives: Lives, given: Any) -> None:
+    @flow
+    async def echo(anything: Any) -> Any:
+        return [anything]
+
+    async with lives.runtime() as rt:
+        assert await rt.run(echo, given, id="r1") == [given]
+
+
 async def test_a_flow_without_parameters_takes_no_input(lives: Lives) -> None:
     @flow
     async def none() -> str:

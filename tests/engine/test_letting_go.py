@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+import apsw
 import pytest
 
 from holdfast import (
@@ -30,6 +32,8 @@ from holdfast.errors import (
     RunInterruptedError,
     RunPausedError,
     RunWaitingError,
+    StepMissingError,
+    StoreDamagedError,
     VerbRefusedError,
 )
 from holdfast.model import Claim, Head, Query
@@ -38,6 +42,7 @@ from holdfast.testing import ManualClock
 from waiting import until_event, until_status
 from watched import WatchedStore, kill
 
+UNTIL: tuple[Literal["ended", "settled"], ...] = ("ended", "settled")
 MakeRuntime = Callable[..., Runtime]
 MakeStore = Callable[[], Store]
 
@@ -557,3 +562,38 @@ async def test_what_comes_in_while_the_run_unwinds_wakes_it_at_once(
         child_may_end.set()
         async with asyncio.timeout(20):
             assert await handle.result() == "came"
+
+
+async def test_whoever_runs_an_answered_run_whose_step_is_gone_is_told_so(make_runtime: MakeRuntime) -> None:
+    async def two(state: Any) -> Any:
+        return await ask("go?")
+
+    async def zwei(state: Any) -> Any:
+        raise AssertionError
+
+    async with make_runtime() as rt:
+        with pytest.raises(RunWaitingError):
+            await rt.run(Pipeline("order", [two]), {}, id="r1", until="settled")
+        await rt.answer("r1", True)
+    async with make_runtime() as rt, asyncio.timeout(10):
+        for until in UNTIL:
+            with pytest.raises(StepMissingError, match="two"):
+                await rt.run(Pipeline("order", [zwei]), {}, id="r1", until=until)
+
+
+async def test_whoever_runs_an_answered_run_that_is_damaged_is_told_so(tmp_path: Path) -> None:
+    @flow
+    async def asking(state: Any) -> Any:
+        return await ask("go?")
+
+    async with Runtime(f"sqlite:{tmp_path}/runs.db") as rt:
+        with pytest.raises(RunWaitingError):
+            await rt.run(asking, {}, id="r1", until="settled")
+    db = apsw.Connection(f"{tmp_path}/runs.db")
+    db.execute("update entries set body = replace(body, 'go?', 'GO?')")
+    db.close()
+    async with Runtime(f"sqlite:{tmp_path}/runs.db") as rt, asyncio.timeout(10):
+        await rt.send("r1", "anything", 1)  # so that it is taken up
+        for until in UNTIL:
+            with pytest.raises(StoreDamagedError, match="checksum"):
+                await rt.run(asking, {}, id="r1", until=until)

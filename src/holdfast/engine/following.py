@@ -14,6 +14,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.info import Info
 from holdfast.engine.live import LiveRun
 from holdfast.engine.reader import Reader
+from holdfast.engine.recovery import Recovery
 from holdfast.engine.refusals import ended_error
 from holdfast.engine.runner import Outcome
 from holdfast.engine.trouble import Trouble
@@ -52,11 +53,11 @@ class Following:
         verbs: Verbs,
         waker: Waker,
         children_ended: Callable[[Head], Awaitable[bool]],
-        wake: Callable[[list[Head]], Awaitable[Any]],
+        recovery: Recovery,
     ) -> None:
-        """`children_ended` tells whether a child that the run waits for has ended; `wake` takes up runs that wait."""
+        """`children_ended` tells whether a child that the run waits for has ended."""
         self._engine, self._reader, self._verbs, self._waker = engine, reader, verbs, waker
-        self._children_ended, self._wake = children_ended, wake
+        self._children_ended, self._recovery = children_ended, recovery
         self._introduced: set[str] = set()
         """The runs that were taken up so that their code makes the flows of their children known."""
 
@@ -158,6 +159,8 @@ class Following:
                 case _:
                     patience = _LOOK_AGAIN
                     if where is Situation.WAITING:
+                        if (refusal := self._recovery.refusal(head)) is not None:
+                            raise refusal
                         if "child run" not in (head.waiting_for or "") and until == "ended":
                             patience = _LOOK_SELDOM  # the waker knows when it is due
                         now = asyncio.get_running_loop().time()
@@ -188,7 +191,7 @@ class Following:
                     # Flows of children become known as the parent spawns them, and in this process it has not run yet.
                     # Without this, parent and child would wait for each other after a crash.
                     self._introduced.add(head.id)
-                    await self._wake([head])
+                    await self._recovery.wake([head])
 
     async def _tend_children(self, run: str) -> bool:
         """The same for the children of a run, also those that its code does not wait for.

@@ -10,7 +10,7 @@ import msgspec
 from holdfast.core.transitions import RECOVERABLE, WAITS, is_queued
 from holdfast.engine.engine import Engine
 from holdfast.engine.live import LiveRun
-from holdfast.errors import StoreUnavailableError
+from holdfast.errors import StepMissingError, StoreUnavailableError
 from holdfast.model import Claim, Head, Query
 
 log = logging.getLogger("holdfast")
@@ -25,8 +25,16 @@ class Recovery:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._warned: set[str] = set()
+        self._refused: dict[str, Exception] = {}
+        """By run: why it could not be gone on with when that was last tried."""
         self.not_taken: Callable[[str, bool], object] = lambda run, again: None
         """Is told of each claimed run that could not be gone on with, and whether it may be soon."""
+
+    def refusal(self, head: Head) -> Exception | None:
+        """Why a run that waits cannot be gone on with here, as far as that is known. Told once: it is tried again."""
+        if not self._engine.registry.has(head.flow):
+            return None  # others may
+        return self._missing(head) or self._refused.pop(head.id, None)
 
     async def interrupted(self) -> list[Head]:
         """The runs that could be taken up here: nobody has them, and the program has their flow.
@@ -91,6 +99,7 @@ class Recovery:
         except Exception as error:  # whatever a tampered head makes fail
             # A damaged run is reported and left alone; the others go on.
             self.not_taken(claim.head.id, False)
+            self._refused[claim.head.id] = error
             self._warn(claim.head.id, f"run {claim.head.id} was not resumed: {error}")
             await self._engine.custody.give_back(claim)
             return None
@@ -107,20 +116,26 @@ class Recovery:
                 self._warn(f"flow {head.flow}", message)
 
     def _has_step(self, head: Head) -> bool:
+        missing = self._missing(head)
+        if missing is not None:
+            self._warn(
+                head.id,
+                f"run {head.id} was not resumed: flow {head.flow!r} has no step {missing.step!r} any more "
+                f"(it has: {', '.join(missing.known)})",
+            )
+        return missing is None
+
+    def _missing(self, head: Head) -> StepMissingError | None:
+        """What tells that the program has no such step as comes next in the run; None when it has."""
         flow, _ = self._engine.registry.flow(head.id, head.flow)
         try:
             cursor = msgspec.json.decode(head.cursor)
             name = cursor["next"]
         except (ValueError, TypeError, KeyError):
-            return True  # damaged: found out, and reported, when it is taken up
+            return None  # damaged: found out, and reported, when it is taken up
         if name is None or flow.next_step(cursor) is not None:
-            return True
-        self._warn(
-            head.id,
-            f"run {head.id} was not resumed: flow {head.flow!r} has no step {name!r} any more "
-            f"(it has: {', '.join(flow.step_names)})",
-        )
-        return False
+            return None
+        return StepMissingError(head.id, head.flow, name, flow.step_names)
 
     def _warn(self, about: str, message: str) -> None:
         if about not in self._warned:

@@ -15,7 +15,7 @@ def fit_input(declared: Any, value: Any) -> Any:
 
     Raises UsageError that says which field does not fit.
     """
-    if declared is None or (isinstance(declared, type) and isinstance(value, declared)):
+    if declared is None or declared is Any or (isinstance(declared, type) and isinstance(value, declared)):
         return value
     try:
         validate = getattr(declared, "model_validate", None)  # pydantic, without importing it
