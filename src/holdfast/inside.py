@@ -15,7 +15,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from holdfast.context import Frame, Place, Suspended, enter, here, leave, refuse_in_pool
 from holdfast.core.answers import schema_tree
-from holdfast.core.ids import check_id
+from holdfast.core.ids import check_id, storable
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import UsageError, WrongKindError
 from holdfast.faults import fault
@@ -211,6 +211,7 @@ def asking(
     """What `ask` does in that frame."""
     if type(question) is not str or not question:
         raise UsageError(f"ask(question): it must be a text, not {ascii(question)[:80]}")
+    question = storable(question)
     body = {"wait": "ask", "question": question, "data": data, "schema": schema_tree(schema)}
     place = frame.take("ask", frame.scope.digest((question, data)), key)
     return frame.scope.wait(place, {**body, "seconds": _seconds("ask", timeout)}, schema, default)

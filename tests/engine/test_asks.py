@@ -627,3 +627,16 @@ async def test_a_cancel_and_an_answer_at_once_are_both_told_the_truth(make_runti
             except RunCancelledError:
                 assert not isinstance(cancelled, Exception)
                 assert not isinstance(answered, Exception) or isinstance(answered, HoldfastError)
+
+
+async def test_a_question_with_half_a_character_is_asked_all_the_same(make_runtime: Callable[..., Runtime]) -> None:
+    @flow
+    async def order(state: Any) -> Any:
+        return await ask("Pay for \ud83d?")  # what a model's text that was cut off may hold
+
+    async with make_runtime() as rt:
+        handle = await rt.start(order, {}, id="r1")
+        await until_status(rt, "r1", "waiting")
+        assert [one.question async for one in rt.asks("r1")] == ["Pay for \\ud83d?"]
+        await rt.answer("r1", "yes")
+        assert await handle.result() == "yes"

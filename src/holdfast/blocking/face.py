@@ -15,6 +15,7 @@ import builtins
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import CancelledError
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack
@@ -42,12 +43,17 @@ def _like(method: Callable[..., Any]) -> Callable[[F], F]:
     return documented
 
 
+_NOT_OPEN = "this Runtime is not open. Use it inside `with Runtime(...) as rt:`"
+
+
 class Loop:
     """An event loop in a thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._pid = os.getpid()
+        self._handing_over = threading.Lock()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="holdfast-loop", daemon=True)
         self._thread.start()
 
@@ -65,17 +71,23 @@ class Loop:
         if self.inherited:
             work.close()
             raise UsageError("this Runtime was opened before a fork. Open a new one in the child process.")
-        if self._loop.is_closed() or threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread:
             work.close()
             raise UsageError(
-                "this Runtime is not open. Use it inside `with Runtime(...) as rt:`"
-                if self._loop.is_closed()
-                else "this runs on the event loop itself, as on_event does, and would wait for itself for ever. "
+                "this runs on the event loop itself, as on_event does, and would wait for itself for ever. "
                 "Hand the work to another thread."
             )
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._handing_over:
+            if self._closed:
+                work.close()
+                raise UsageError(_NOT_OPEN)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            if self._closed:
+                raise UsageError(f"{_NOT_OPEN}. It was closed while this waited; its runs were handed back") from None
+            raise
         except BaseException:
             future.cancel()  # Ctrl-C while waiting: the run itself goes on
             raise
@@ -96,10 +108,19 @@ class Loop:
             yield item
 
     def close(self) -> None:
-        """End the thread. Iterators that were not read to their end are closed."""
-        self.wait(self._loop.shutdown_asyncgens())
+        """End the thread. Whoever still waits for something is told, iterators not read to their end are closed."""
+        with self._handing_over:
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+    async def _wind_up(self) -> None:
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others, timeout=1.0)  # code of a step may refuse to be cancelled
+        await self._loop.shutdown_asyncgens()
 
 
 class RunHandle(Generic[R]):
