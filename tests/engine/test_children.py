@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conftest import MakeRuntime, MakeStore
-from holdfast import Pipeline, Run, RunStatus, Runtime, ask, blocking, call, flow, spawn
+from holdfast import CheckpointPolicy, Pipeline, Run, RunStatus, Runtime, ask, blocking, call, flow, spawn
 from holdfast.engine import waking
 from holdfast.errors import (
     HoldfastError,
@@ -24,6 +24,7 @@ from holdfast.errors import (
 )
 from holdfast.model import Mail, Posted
 from holdfast.testing import ManualClock
+from waiting import until_status
 from watched import WatchedStore, kill
 
 ran: list[Any] = []
@@ -611,3 +612,27 @@ async def test_cancel_reaches_a_child_that_is_only_just_being_started(make_runti
         await at(rt, "p", "cancelled")
         await at(rt, "child", "cancelled")
         assert ran == []
+
+
+async def test_a_result_that_a_parent_has_not_asked_for_yet_does_not_expire(
+    make_runtime: MakeRuntime, clock: ManualClock
+) -> None:
+    @flow(policy=CheckpointPolicy(ttl=60))
+    async def research(state: Any) -> Any:
+        return "40 pages"
+
+    @flow
+    async def book(state: Any) -> Any:
+        child = spawn(research, state)
+        return [await ask("Go on?"), await child]
+
+    async with make_runtime() as rt:
+        handle = await rt.start(book, 1, id="b1")
+        await until_status(rt, "b1", "waiting")
+        (child,) = [run async for run in rt.list(parent="b1")]
+        await until_status(rt, child.id, "completed")
+        clock.advance(61)
+        assert await rt.prune() == 0
+        await rt.answer("b1", True)
+        assert await handle.result() == [True, "40 pages"]
+        assert await rt.prune() == 1

@@ -34,8 +34,14 @@ class Pruning:
     async def prune(self) -> int:
         """Remove the history that has expired; how many runs lost some."""
         expired = await self._engine.store.list_heads(Query(expired_by=self._engine.clock.now(), limit=_EVERYTHING))
-        ids = tuple(head.id for head in expired if not head.owned)
+        needed = await self._unfinished({head.parent for head in expired if head.parent is not None})
+        ids = tuple(head.id for head in expired if not head.owned and head.parent not in needed)
         return await self._engine.to_its_end(self._prune(ids)) if ids else 0
+
+    async def _unfinished(self, runs: set[str]) -> set[str]:
+        """Those of these runs that have not ended: they may still ask for the results of their children."""
+        heads = await self._engine.store.read_heads(sorted(runs)) if runs else []
+        return {head.id for head in heads if head is not None and head.status not in ENDED}
 
     async def _prune(self, ids: tuple[str, ...]) -> int:
         claims = await self._engine.custody.claim(Query(ids=ids, states=UNOWNED, limit=len(ids)))
