@@ -120,12 +120,33 @@ async def test_in_doubt_and_ask_does_what_a_person_says(lives: Lives, answer: An
         handle = await _run(rt, body)
         question = await _open_question(rt)
         assert "pay" in question.question
+        assert (question.data["call"], question.data["arguments"]) == ("pay", {"who": "ann"})
         await rt.answer("r1", answer)
         assert await handle == result
     assert payment.made["ann"] == made
     # And what was said is kept: going on from a later crash asks nobody.
     async with lives.runtime() as rt:
         assert await rt.run(body, id="r1") == result
+
+
+@pytest.mark.parametrize("given", ["x" * 5000, object()], ids=["long", "unstorable"])
+async def test_what_a_call_in_doubt_was_made_with_is_shortened_when_it_cannot_be_shown(lives: Lives, given: Any) -> None:
+    once = Once()
+
+    async def pay(what: Any) -> None:
+        await once.wait()
+
+    @flow
+    async def pays() -> None:
+        await call.options(on_doubt="ask")(pay, given)
+
+    await lives.cut(pays, at=once.reached)
+    async with lives.runtime() as rt:
+        handle = await _run(rt, pays)
+        shown = (await _open_question(rt)).data["arguments"]
+        assert (type(shown), len(shown) <= 1000, shown.startswith("{'what': ")) == (str, True, True)
+        await rt.answer("r1", {"done": True})
+        await handle
 
 
 def _run(rt: Any, body: Any) -> Any:

@@ -252,6 +252,26 @@ async def test_what_a_step_says_of_itself_does_not_make_a_crash_loop_endless(
             await handle.result()
 
 
+async def test_a_run_that_only_waited_for_its_turn_did_not_crash_anybody(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
+) -> None:
+    busy, waits = Killed("busy"), Killed("waits")
+    waits.hangs = False
+    for life in range(4):
+        store = WatchedStore(make_store())
+        async with make_runtime(store, concurrency=1, crash_limit=2) as rt:
+            rt.register(waits.flow)
+            await rt.start(busy.flow, [], id=f"busy-{life}")
+            if not await rt.recover():
+                await rt.start(waits.flow, [], id="r1")
+            await busy.inside.wait()
+            busy.inside.clear()
+            await kill(rt, store, clock)
+    assert waits.calls == []
+    async with make_runtime(crash_limit=2) as rt:
+        assert await rt.run(waits.flow, [], id="r1") == ["first", "second"]
+
+
 async def test_progress_starts_the_count_of_crashes_anew(
     make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
 ) -> None:

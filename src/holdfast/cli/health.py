@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,11 @@ def answering(address: tuple[str, int], look: Callable[[], tuple[bool, dict[str,
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Whoever hung up before the answer came, as a probe with a time limit does, is not worth a line either."""
+            if not isinstance(sys.exc_info()[1], ConnectionError):
+                super().handle_error(request, client_address)
 
     try:
         server = Server(address, Answer)

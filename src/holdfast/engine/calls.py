@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,9 @@ from msgspec.structs import replace
 
 from holdfast.context import Frame, Place
 from holdfast.core.answers import answer_value
+from holdfast.core.codec import dumps
 from holdfast.core.failures import describe, failure_of, failure_tree
+from holdfast.core.ids import storable
 from holdfast.core.journal import Record
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.hands import StepRaised, finished, within
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from holdfast.engine.scope import StepScope
 
 _ONCE = RetryPolicy()
+_MUCH = 1000
 _DOUBT_SCHEMA = {
     "type": "object",
     "properties": {"done": {"type": "boolean"}, "result": {}},
@@ -123,7 +127,7 @@ class Calling:
             f'{{"done": true, "result": ...}} with its result, or {{"done": false}} to have it made again.'
         )
         place = Place(self._place.frame, f"{self._place.key}/?{record.seq}", "ask", None)
-        data = {"call": name, "key": self._place.key, "idempotency_key": key}
+        data = {"call": name, "arguments": self._arguments(), "key": self._place.key, "idempotency_key": key}
         body = {"wait": "ask", "question": question, "data": data, "schema": _DOUBT_SCHEMA, "seconds": None}
         answer = await self._scope.waiting().wait(place, body, None, None)
         if not answer["done"]:
@@ -131,6 +135,19 @@ class Calling:
         packed = self.pack(_as_declared((self._work.returns, self.otherwise), answer.get("result")))
         await self._write({"result": self._host.codec.encode(packed, path=self._path)})
         return True, self.unpack(packed)
+
+    def _arguments(self) -> Any:
+        """What the call is made with, for whoever is to say whether it was done; shortened when it is much."""
+        try:
+            given: Any = dict(inspect.signature(self._work.fn).bind(*self._args, **self._kwargs).arguments)
+        except (TypeError, ValueError):
+            given = [*self._args, *self._kwargs.items()]
+        try:
+            if len(dumps(self._host.codec.encode(given, path="arguments"))) <= _MUCH:
+                return given
+        except HoldfastError:
+            pass  # it holds what cannot be stored
+        return storable(f"{given!r:.{_MUCH}}")
 
     # Making it
 

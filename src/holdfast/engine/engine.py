@@ -246,11 +246,12 @@ class Engine:
     async def _take(self, claim: Claim, writer: RunWriter) -> LiveRun:
         head, name = claim.head, writer.cursor["next"]
         failures, retry_at = failures_since(head.id, claim.entries)
-        if writer.attempt > self._crash_limit and not any(mail.kind in ("cancel", "pause") for mail in claim.mail):
+        begun = head.status != RunStatus.PENDING or head.started_at is not None
+        wanted = any(mail.kind in ("cancel", "pause") for mail in claim.mail)
+        if begun and writer.attempt > self._crash_limit and not wanted:
             error = f"given up after {writer.attempt - 1} crashes in step {name!r} without progress"
             return await self._give_up(head, writer, name, error)
         entries = await self._for_retention(head)
-        begun = head.status != RunStatus.PENDING or head.started_at is not None
         if not writer.written and begun:
             writer.marks_due += ((Kind.RESUMED, {"from": writer.checkpoint_seq}),)
         self._note_shape(head, writer)
