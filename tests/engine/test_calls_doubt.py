@@ -130,7 +130,7 @@ async def test_in_doubt_and_ask_does_what_a_person_says(lives: Lives, answer: An
 
 
 @pytest.mark.parametrize("given", ["x" * 5000, object()], ids=["long", "unstorable"])
-async def test_what_a_call_in_doubt_was_made_with_is_shortened_when_it_cannot_be_shown(lives: Lives, given: Any) -> None:
+async def test_what_a_call_in_doubt_was_made_with_is_shortened_where_it_must_be(lives: Lives, given: Any) -> None:
     once = Once()
 
     async def pay(what: Any) -> None:

@@ -181,7 +181,7 @@ async def test_a_crash_loop_ends_as_failed_with_its_reason(
     async with make_runtime(crash_limit=3) as rt:
         rt.register(killed.flow)
         (handle,) = await rt.recover()
-        with pytest.raises(RunFailedError, match="given up after 3 crashes in step 'second'"):
+        with pytest.raises(RunFailedError, match="given up after 3 crashes or failed saves in step 'second'"):
             await handle.result()
         (listed,) = [run async for run in rt.list(status="failed")]
         assert (listed.id, listed.next, listed.error is not None) == ("r1", "second", True)
@@ -210,7 +210,7 @@ async def test_an_orderly_end_in_between_neither_counts_as_a_crash_nor_forgets_t
     async with make_runtime(crash_limit=3) as rt:
         rt.register(killed.flow)
         (handle,) = await rt.recover()
-        with pytest.raises(RunFailedError, match="given up after 3 crashes in step 'second'"):
+        with pytest.raises(RunFailedError, match="given up after 3 crashes or failed saves in step 'second'"):
             await handle.result()
 
 

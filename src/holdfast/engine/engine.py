@@ -249,7 +249,7 @@ class Engine:
         begun = head.status != RunStatus.PENDING or head.started_at is not None
         wanted = any(mail.kind in ("cancel", "pause") for mail in claim.mail)
         if begun and writer.attempt > self._crash_limit and not wanted:
-            error = f"given up after {writer.attempt - 1} crashes in step {name!r} without progress"
+            error = f"given up after {writer.attempt - 1} crashes or failed saves in step {name!r} without progress"
             return await self._give_up(head, writer, name, error)
         entries = await self._for_retention(head)
         if not writer.written and begun:
