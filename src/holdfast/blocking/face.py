@@ -110,6 +110,8 @@ class Loop:
     def close(self) -> None:
         """End the thread. Whoever still waits for something is told, iterators not read to their end are closed."""
         with self._handing_over:
+            if self._closed:
+                return  # another thread is at it
             self._closed = True
         asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -197,7 +199,7 @@ class Runtime:
     @property
     def _loop(self) -> Loop:
         if self._thread is None:
-            raise UsageError("this Runtime is not open. Use it inside `with Runtime(...) as rt:`")
+            raise UsageError(_NOT_OPEN)
         return self._thread
 
     def _handle(self, work: Coroutine[Any, Any, handles.RunHandle[R]]) -> RunHandle[R]:

@@ -86,6 +86,7 @@ class Recovery:
 
     async def take(self, claim: Claim) -> LiveRun | None:
         """Go on with a claimed run; None when that cannot be and it was given back, warned of if it is to blame."""
+        self._refused.pop(claim.head.id, None)
         if not self._has_step(claim.head):
             self.not_taken(claim.head.id, False)
             await self._engine.custody.give_back(claim)
