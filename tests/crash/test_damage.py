@@ -11,8 +11,8 @@ from typing import Any
 import apsw
 import pytest
 
-from holdfast import Pipeline, Runtime
-from holdfast.errors import RunInterruptedError, StoreDamagedError
+from holdfast import Pipeline, Runtime, ask, flow
+from holdfast.errors import RunInterruptedError, RunWaitingError, StoreDamagedError
 from waiting import until_status
 
 from . import steps
@@ -177,3 +177,20 @@ async def test_bytes_that_are_no_text_in_one_run_stop_no_other(tmp_path: Path, p
                 listed.append(run.id)
         assert "sound" in listed
         assert {problem.run for problem in [problem async for problem in rt.doctor()]} <= {"damaged"}
+
+
+async def test_a_run_whose_mail_is_damaged_is_named_and_not_gone_on_with(tmp_path: Path) -> None:
+    @flow
+    async def asking(state: Any) -> Any:
+        return await ask("go?")
+
+    async with Runtime(f"sqlite:{tmp_path}/runs.db") as rt:
+        with pytest.raises(RunWaitingError):
+            await rt.run(asking, {}, id="r1", until="settled")
+        await rt.answer("r1", True)
+    db = apsw.Connection(f"{tmp_path}/runs.db")
+    db.execute("update inbox set body = cast(x'ff' as text)")
+    db.close()
+    async with Runtime(f"sqlite:{tmp_path}/runs.db") as rt, asyncio.timeout(10):
+        with pytest.raises(StoreDamagedError, match="its mail cannot be read"):
+            await rt.run(asking, {}, id="r1")

@@ -40,6 +40,7 @@ from holdfast.errors import (
     OwnershipLostError,
     RunInterruptedError,
     RunWaitingError,
+    StoreDamagedError,
     StoreError,
     UsageError,
 )
@@ -255,7 +256,7 @@ class Engine:
         if not writer.written and begun:
             writer.marks_due += ((Kind.RESUMED, {"from": writer.checkpoint_seq}),)
         self._note_shape(head, writer)
-        msgspec.json.decode(head.metadata)  # what cannot be read is found before anything runs, not by the code inside
+        _check_readable(claim)
         if begun:
             self._show("resumed", head.id, step=name, data={"from": writer.checkpoint_seq})
         journal = Journal.of(head.id, claim.entries)
@@ -417,3 +418,13 @@ class Engine:
         except HoldfastError:
             self.custody.add(live.runner.writer)
         live.done.set(outcome)
+
+
+def _check_readable(claim: Claim) -> None:
+    """What of a claimed run cannot be read is found before anything runs, not by the code inside."""
+    try:
+        msgspec.json.decode(claim.head.metadata)
+        for mail in claim.mail:
+            msgspec.json.decode(mail.body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreDamagedError(claim.head.id, None, f"its metadata or its mail cannot be read: {error}") from error
