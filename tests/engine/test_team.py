@@ -14,7 +14,14 @@ import pytest
 
 from conftest import MakeRuntime
 from holdfast import Checkpoint, Handover, Pipeline, RetryPolicy, Runtime, Strategy, Team, Terminate, ask, flow, step
-from holdfast.errors import RunFailedError, StepMissingError, TooManyStepsError, UnknownTargetError, UsageError
+from holdfast.errors import (
+    RunFailedError,
+    RunWaitingError,
+    StepMissingError,
+    TooManyStepsError,
+    UnknownTargetError,
+    UsageError,
+)
 from waiting import until_status
 
 Data = dict[str, Any]
@@ -591,3 +598,20 @@ async def test_declared_types_inside_an_annotation_are_stored_and_built_again(ma
 
     async with make_runtime() as rt:
         assert await rt.run(Team("t", [first, c]), [Draft("first")], id="r1") == [Draft("first"), Draft("second"), "c"]
+
+
+async def test_a_team_that_hands_over_again_and_again_does_not_say_that_it_is_done(make_runtime: MakeRuntime) -> None:
+    async def write(turns: int) -> Any:
+        if turns == 5:
+            await ask("Is it good?")
+        return turns + 1
+
+    async def review(turns: int) -> Any:
+        return Handover("write", turns + 1)
+
+    async with make_runtime() as rt:
+        with pytest.raises(RunWaitingError):
+            await rt.run(Team("paper", [write, review]), 1, id="r1", until="settled")
+        run = await rt.get("r1")
+        assert run is not None
+        assert (run.step, run.total_steps, run.progress) == (4, None, 0.0)

@@ -87,7 +87,8 @@ class Watch:
 
     def count(self) -> str:
         """How many steps are done, of how many."""
-        return str(self._done) if self._total is None else f"{self._done} of {self._total}"
+        known = self._total is not None and self._done <= self._total
+        return f"{self._done} of {self._total}" if known else str(self._done)
 
     def say(self, line: str) -> None:
         """One line."""

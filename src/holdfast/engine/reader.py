@@ -37,13 +37,15 @@ def _run_view(head: Head) -> Run:
     cursor = msgspec.json.decode(head.cursor)
     error = None if head.error is None else msgspec.json.decode(head.error)["error"]
     status = shown_status(head)
-    progress, text = (100.0, None) if status == RunStatus.COMPLETED else _progress(cursor, info.total)
+    # A team whose members hand over takes more turns than it has members: then nobody knows how many.
+    total = info.total if info.total is None or cursor["step"] <= info.total else None
+    progress, text = (100.0, None) if status == RunStatus.COMPLETED else _progress(cursor, total)
     return Run(
         id=head.id,
         flow=head.flow,
         status=status,
         step=cursor["step"],
-        total_steps=info.total,
+        total_steps=total,
         step_names=info.steps,
         next=cursor["next"],
         progress=progress,
