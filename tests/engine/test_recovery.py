@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Pipeline, RunHandle, Runtime, call, emit, step
+from holdfast import Pipeline, RetryPolicy, RunHandle, Runtime, call, emit, step
 from holdfast.errors import FlowNotRegisteredError, RunFailedError, StepMissingError, StoreUnavailableError
 from holdfast.store.base import Store
 from holdfast.testing import ManualClock
@@ -270,6 +270,36 @@ async def test_a_run_that_only_waited_for_its_turn_did_not_crash_anybody(
     assert waits.calls == []
     async with make_runtime(crash_limit=2) as rt:
         assert await rt.run(waits.flow, [], id="r1") == ["first", "second"]
+
+
+async def test_a_run_that_only_waited_for_its_next_attempt_did_not_crash_anybody(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
+) -> None:
+    attempts: list[int] = []
+
+    @step(retry=RetryPolicy(attempts=2, first_delay=1000, max_delay=1000, jitter=0))
+    async def fails_once(state: Any) -> str:
+        attempts.append(len(attempts))
+        if len(attempts) == 1:
+            raise ValueError
+        return "done"
+
+    flow = Pipeline("fails-once", [fails_once])
+    for _ in range(4):
+        store = WatchedStore(make_store())
+        async with make_runtime(store, crash_limit=2) as rt:
+            rt.register(flow)
+            if not await rt.recover():
+                await rt.start(flow, {}, id="r1")
+                while store.commits < 2:  # it is made, and its first attempt has failed
+                    await asyncio.sleep(0.005)
+            await kill(rt, store, clock)
+    async with make_runtime(crash_limit=2) as rt:
+        rt.register(flow)
+        (handle,) = await rt.recover()
+        clock.advance(1000)
+        assert await handle.result() == "done"
+    assert attempts == [0, 1]
 
 
 async def test_progress_starts_the_count_of_crashes_anew(

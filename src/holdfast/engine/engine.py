@@ -249,7 +249,8 @@ class Engine:
         failures, retry_at = failures_since(head.id, claim.entries)
         begun = head.status != RunStatus.PENDING or head.started_at is not None
         wanted = any(mail.kind in ("cancel", "pause") for mail in claim.mail)
-        if begun and writer.attempt > self._crash_limit and not wanted:
+        to_blame = begun and not wanted and retry_at <= self.clock.now()  # who waits for the next attempt kills nobody
+        if to_blame and writer.attempt > self._crash_limit:
             error = f"given up after {writer.attempt - 1} crashes or failed saves in step {name!r} without progress"
             return await self._give_up(head, writer, name, error)
         entries = await self._for_retention(head)
