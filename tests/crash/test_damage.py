@@ -191,6 +191,28 @@ async def test_a_run_whose_mail_is_damaged_is_named_and_not_gone_on_with(tmp_pat
     db = apsw.Connection(f"{tmp_path}/runs.db")
     db.execute("update inbox set body = cast(x'ff' as text)")
     db.close()
-    async with Runtime(f"sqlite:{tmp_path}/runs.db") as rt, asyncio.timeout(10):
-        with pytest.raises(StoreDamagedError, match="its mail cannot be read"):
-            await rt.run(asking, {}, id="r1")
+    async with Runtime(f"sqlite:{tmp_path}/runs.db", crash_limit=1) as rt, asyncio.timeout(10):
+        for _ in range(3):  # looking at it is no crash
+            with pytest.raises(StoreDamagedError, match="its mail cannot be read"):
+                await rt.run(asking, {}, id="r1")
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
+async def test_a_run_whose_position_is_damaged_is_named_and_not_kept(tmp_path: Path, verb: str) -> None:
+    file = tmp_path / "runs.db"
+    await leave_unfinished(file, "damaged")
+    db = apsw.Connection(str(file))
+    db.execute("update entries set cursor = cast(x'7bff22' as text) where id = (select max(id) from entries)")
+    async with Runtime(f"sqlite:{file}") as rt:
+        rt.register(Pipeline("flow", steps.change, total=STEPS))  # not asked for its steps before the damage is found
+        for _ in range(2):
+            with pytest.raises(StoreDamagedError, match="damaged"):
+                await getattr(rt, verb)("damaged")
+            assert db.execute("select owner from runs").get is None
+
+        async def advance(index: int, state: dict[str, Any]) -> None:
+            steps.change(state, index)
+
+        rt.register(Pipeline("flow", advance, total=STEPS))
+        assert repr(await (await rt.rewind("damaged@4")).result()) == steps.expected(SEED, STEPS)  # which mends it
+    db.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -636,3 +637,39 @@ async def test_a_result_that_a_parent_has_not_asked_for_yet_does_not_expire(
         await rt.answer("b1", True)
         assert await handle.result() == [True, "40 pages"]
         assert await rt.prune() == 1
+
+
+async def test_a_parent_that_is_cancelled_while_its_runtime_closes_takes_its_waiting_child_along(
+    make_runtime: MakeRuntime,
+) -> None:
+    inside, gate = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    @flow
+    async def kid(state: Any) -> Any:
+        return await ask("Go on?")
+
+    def blocks(state: Any) -> None:
+        loop.call_soon_threadsafe(inside.set)
+        gate.wait(10)
+
+    @flow
+    async def parent(state: Any) -> Any:
+        child = spawn(kid, state)
+        await call(blocks, 1)
+        return await child
+
+    async with make_runtime() as rt:
+        running = asyncio.ensure_future(rt.run(parent, 1, id="p"))
+        await inside.wait()
+        (child,) = [run async for run in rt.list(parent="p")]
+        await until_status(rt, child.id, "waiting")
+        await rt.cancel("p")
+        closing = asyncio.ensure_future(rt.close())
+        await asyncio.sleep(0)
+        gate.set()
+        await closing
+        with pytest.raises(RunCancelledError):
+            await running
+    async with make_runtime() as rt:
+        assert {run.status async for run in rt.list()} == {RunStatus.CANCELLED}

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from holdfast import CheckpointPolicy, Pipeline, Runtime
 from holdfast.engine.ownership import Ownership
 from holdfast.engine.postman import Postman
-from holdfast.errors import HoldfastError, StoreError, StoreUnavailableError, UsageError
+from holdfast.errors import HoldfastError, StoreDamagedError, StoreError, StoreUnavailableError, UsageError
 from holdfast.model import Claim, Commit, Owner, Query, Reply
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
@@ -326,7 +326,7 @@ async def test_a_head_that_cannot_be_read_once_does_not_keep_its_run_for_ever(
 
     async with make_runtime(Tampered(make_store())) as rt, make_runtime() as other:
         rt.register(FLOW)
-        with pytest.raises(ValueError, match="truncated"):
+        with pytest.raises(StoreDamagedError, match="truncated"):
             await rt.resume("r1")
         async with asyncio.timeout(5):
             assert await other.run(FLOW, id="r1") == [0]

@@ -267,6 +267,10 @@ async def test_a_run_that_only_waited_for_its_turn_did_not_crash_anybody(
             await busy.inside.wait()
             busy.inside.clear()
             await kill(rt, store, clock)
+    async with make_runtime(concurrency=1, crash_limit=2, grace=0) as rt:  # nor does an orderly end change that
+        rt.register(waits.flow)
+        await rt.start(busy.flow, [], id="busy")
+        await rt.recover()
     assert waits.calls == []
     async with make_runtime(crash_limit=2) as rt:
         assert await rt.run(waits.flow, [], id="r1") == ["first", "second"]

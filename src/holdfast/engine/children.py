@@ -20,6 +20,7 @@ from holdfast.errors import (
     RunExistsError,
     RunInterruptedError,
     RunNotFoundError,
+    StoreDamagedError,
     StoreError,
     VerbRefusedError,
     WrongFlowError,
@@ -139,6 +140,8 @@ class Family:
             await self._verbs.stop("cancel", id, reason)
         except (VerbRefusedError, RunNotFoundError):
             pass  # it ended meanwhile
+        except StoreDamagedError as error:
+            log.warning("holdfast: child %s was not cancelled: %s", id, error)
 
     async def ended(self, run: str, parent: str) -> None:
         """Tell the parent. If this process dies before, whoever looks after the parent finds out by itself."""

@@ -101,12 +101,12 @@ class Engine:
 
     # In
 
-    async def to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work gives that brings a run in. Giving up the wait does not stop it half-way.
+    async def to_its_end(self, work: Coroutine[Any, Any, T], *, brings_in: bool = True) -> T:
+        """What the work gives that brings a run in, or only changes it. Giving up the wait does not stop it half-way.
 
         Otherwise the run would be owned by a process that lives and does not drive it, and nobody else could.
         """
-        task = self._begin(work)
+        task = self._begin(work) if brings_in else self._begin_anyway(work)
         task.add_done_callback(self._under_way.discard)
         return await asyncio.shield(task)
 
@@ -129,6 +129,9 @@ class Engine:
         if self.closing:
             work.close()
             raise UsageError("this Runtime is shutting down and starts nothing any more")
+        return self._begin_anyway(work)
+
+    def _begin_anyway(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self.loop.create_task(work)
         self._under_way.add(task)
         return task
@@ -230,6 +233,7 @@ class Engine:
 
         Raises StoreDamagedError or ResultExpiredError when it cannot be gone on with.
         """
+        _check_readable(claim)
         point, fold = newest(claim.head, claim.entries)
         writer = RunWriter(self.committer, self.clock, claim.head, point)
         writer.beside, writer.pending = fold.beside, fold.pending
@@ -257,7 +261,6 @@ class Engine:
         if not writer.written and begun:
             writer.marks_due += ((Kind.RESUMED, {"from": writer.checkpoint_seq}),)
         self._note_shape(head, writer)
-        _check_readable(claim)
         if begun:
             self._show("resumed", head.id, step=name, data={"from": writer.checkpoint_seq})
         journal = Journal.of(head.id, claim.entries)
@@ -325,7 +328,9 @@ class Engine:
         try:
             held = self.turns.take() or await self._turn(live)
             if runner.writer.status == RunStatus.PENDING and not runner.control.leaves:
-                await runner.writer.write(status=RunStatus.RUNNING)
+                # Who only waited for its turn crashed nobody.
+                waited: dict[str, Any] = {} if runner.writer.attempt == 1 else {"attempt": 1}
+                await runner.writer.write(status=RunStatus.RUNNING, **waited)
             outcome = await runner.drive()
         except HoldfastError as error:
             outcome = Outcome(error=error)

@@ -25,8 +25,8 @@ class Recovery:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._warned: set[str] = set()
-        self._refused: dict[str, Exception] = {}
-        """By run: why it could not be gone on with when that was last tried."""
+        self._refused: dict[str, tuple[int, Exception]] = {}
+        """By run: why it could not be gone on with when that was last tried, and with which fence."""
         self.not_taken: Callable[[str, bool], object] = lambda run, again: None
         """Is told of each claimed run that could not be gone on with, and whether it may be soon."""
 
@@ -34,7 +34,8 @@ class Recovery:
         """Why a run that waits cannot be gone on with here, as far as that is known. Told once: it is tried again."""
         if not self._engine.registry.has(head.flow):
             return None  # others may
-        return self._missing(head) or self._refused.pop(head.id, None)
+        fence, error = self._refused.pop(head.id, (0, None))
+        return self._missing(head) or (error if fence == head.fence else None)  # unless somebody has had it since
 
     async def interrupted(self) -> list[Head]:
         """The runs that could be taken up here: nobody has them, and the program has their flow.
@@ -100,7 +101,7 @@ class Recovery:
         except Exception as error:  # whatever a tampered head makes fail
             # A damaged run is reported and left alone; the others go on.
             self.not_taken(claim.head.id, False)
-            self._refused[claim.head.id] = error
+            self._refused[claim.head.id] = claim.head.fence, error
             self._warn(claim.head.id, f"run {claim.head.id} was not resumed: {error}")
             await self._engine.custody.give_back(claim)
             return None

@@ -94,7 +94,7 @@ class Runner:
     ) -> None:
         self.around, self._flow, self._codec, self.writer, self._hands = around, flow, codec, writer, hands
         self._retry, self._failures, self._retry_at = retry, failures, retry_at
-        self._takeups, self._came_to = writer.attempt, writer.came_to
+        self._takeups, self._came_to = writer.attempt if writer.started_at is not None else 1, writer.came_to
         self._raw_state, self._cancelled = getattr(flow, "raw_state", False), False
         self._task = self.scope = self._verdict = self._waits = None
         self.control = Control(self)

@@ -178,6 +178,7 @@ class StepScope(msgspec.Struct, eq=False):
     def waiting(self) -> Waits:
         """The waits of this attempt."""
         if self.waits is None:
+            self.check_open()  # what the inbox tells belongs to the attempt under way, not to what is left of one
             self.waits = Waits(self)
         return self.waits
 

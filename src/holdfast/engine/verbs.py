@@ -28,7 +28,7 @@ from holdfast.engine.queueing import HERE, Placing
 from holdfast.engine.reader import Reader
 from holdfast.engine.refusals import ended_error, refused
 from holdfast.engine.runner import Outcome
-from holdfast.engine.writer import RunWriter
+from holdfast.engine.writer import RunWriter, position_of
 from holdfast.errors import (
     HoldfastError,
     RunNotFoundError,
@@ -207,7 +207,9 @@ class Verbs:
         head = await self.head(run)
         point, to = await self._reader.place(head, seq)
         claim = await self._claim("rewind", run, next_step=point.cursor)
-        writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, None)
+        # Where it stands now is no matter, and may be what is damaged.
+        head = replace(claim.head, cursor=b"null")
+        writer = RunWriter(self._engine.committer, self._engine.clock, head, None)
         overruled = _overruled(claim)
         with self._engine.custody.giving_up(writer):
             # Messages that came in since are not lost: what the new branch receives are the same ones.
@@ -237,7 +239,7 @@ class Verbs:
                 posted = await self._engine.store.post_mail(run, Mail(verb, dumps(reason))) is Posted.ACCEPTED
                 await self._engine.postman.fetch(run)
                 continue  # look again: its owner may have left before the mail came
-            if await self._engine.to_its_end(self._apply(verb, run, reason)):
+            if await self._engine.to_its_end(self._apply(verb, run, reason), brings_in=False):
                 return
             token = await self._engine.wait_change(run, token, _LOOK_AGAIN)  # somebody else is at it
 
@@ -247,20 +249,24 @@ class Verbs:
         if not claims:
             return False
         claim = claims[0]
-        writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, None)
+        try:
+            writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, None)
+        except HoldfastError:
+            await self._engine.custody.give_back(claim)
+            raise
         for mail in claim.mail:
             if mail.kind == "cancel" and verb != "cancel":  # its owner died before it could honour it
-                verb, reason = "cancel", msgspec.json.decode(mail.body)
+                verb, reason = "cancel", _reason(mail)
         if act(verb, situation(replace(claim.head, owned=False))) is not Act.APPLY:
             await self._engine.custody.give_back(claim)
             return False
-        if verb == "cancel":
-            await self._engine.children.cancel(run, reason)
         kind, status = _MARKS[verb]
         body = {"reason": reason} if verb == "cancel" else {}
         taken = tuple(mail.id for mail in claim.mail if mail.kind in ("pause", "cancel"))
         error = None if reason is None else dumps({"step": None, "error": reason})
         with self._engine.custody.giving_up(writer):
+            if verb == "cancel":
+                await self._engine.children.cancel(run, reason)
             await writer.write([(kind, body)], status=status, take=taken, attempt=0, error=error)
         self._show_last(writer)
         if verb == "cancel" and claim.head.parent is not None:
@@ -326,7 +332,7 @@ class Verbs:
         head = await self.head(run)
         self._permit(verb, head)
         flow, _ = self._engine.registry.flow(run, head.flow)
-        self._check_step(run, flow, next_step or msgspec.json.decode(head.cursor))
+        self._check_step(run, flow, next_step or position_of(head))
         live = self._engine.live.get(run)
         if live is not None and not live.runner.writer.given_up:
             raise RunOwnedError(run, head.owner)  # the store would let this process have it twice if its lease ran out
@@ -381,6 +387,15 @@ def _overruled(claim: Claim) -> tuple[int, ...]:
     """The mail that going on explicitly overrules: every pause, and a cancel that came after the run had ended."""
     kinds = ("pause", "cancel") if claim.head.status in ENDED else ("pause",)
     return tuple(mail.id for mail in claim.mail if mail.kind in kinds)
+
+
+def _reason(mail: Mail) -> str | None:
+    """Why a run is to be cancelled; a reason that is damaged is none."""
+    try:
+        reason = msgspec.json.decode(mail.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return None if reason is None else str(reason)
 
 
 def _without(claim: Claim, taken: tuple[int, ...]) -> Claim:

@@ -14,7 +14,7 @@ from holdfast.core.codec import Tree, dumps, may_hold_marks
 from holdfast.core.history import Point, Segment, Signal, with_signal
 from holdfast.core.transitions import ENDED, check_transition
 from holdfast.engine.committer import Committer
-from holdfast.errors import OwnershipLostError, RunExistsError, StoreError
+from holdfast.errors import OwnershipLostError, RunExistsError, StoreDamagedError, StoreError
 from holdfast.model import RESULT_KINDS, Commit, Entry, Head, HeadChange, Kind, Mail, Refusal, RunStatus
 
 StepTaken = tuple[str, float, float]
@@ -79,7 +79,7 @@ class RunWriter:
         self.tree: Tree = None
         self.came_to: dict[str, Tree] = {}
         if point is None:
-            self.cursor: dict[str, Any] = msgspec.json.decode(head.cursor)
+            self.cursor: dict[str, Any] = position_of(head)
             self.segment = Segment(head.base, 0)
             return
         self.tree, self.cursor = point.tree, point.cursor
@@ -360,6 +360,15 @@ class _Landed(msgspec.Struct, gc=False):
     change: HeadChange | None
     progress: Progress | None
     segment: Segment
+
+
+def position_of(head: Head) -> dict[str, Any]:
+    """Where a run stands. Raises StoreDamagedError."""
+    try:
+        cursor: dict[str, Any] = msgspec.json.decode(head.cursor)
+        return cursor
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreDamagedError(head.id, head.seq, f"its position cannot be read: {error}") from error
 
 
 def _told(steps: Sequence[StepTaken], now: float) -> Sequence[Any]:
