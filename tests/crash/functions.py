@@ -255,8 +255,8 @@ async def run_everything(rt: Runtime, seed: int) -> Any:
         return await asyncio.wait_for(_give_everything(rt, seed, sent), 20)
     except TimeoutError:
         run = await rt.get("a")
-        waits = run and run.waiting_for
-        raise AssertionError(f"it waits for {waits}, and {NUMBERS} were sent: {sent.read_text()}") from None
+        stands = run and (run.status, run.owner, run.waiting_for, [ask async for ask in rt.asks("a")])
+        raise AssertionError(f"it stands at {stands}, and {NUMBERS} were sent: {sent.read_text()}") from None
 
 
 async def _give_everything(rt: Runtime, seed: int, sent: Path) -> Any:

@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 from exactly import exactly
-from holdfast import Ask, Pipeline, RetryPolicy, Runtime, ask, call, flow, step
+from holdfast import Ask, Pipeline, RetryPolicy, Runtime, ask, call, flow, receive, step
 from holdfast.errors import (
     AnsweredError,
     AnswerError,
@@ -640,3 +640,52 @@ async def test_a_question_with_half_a_character_is_asked_all_the_same(make_runti
         assert [one.question async for one in rt.asks("r1")] == ["Pay for \\ud83d?"]
         await rt.answer("r1", "yes")
         assert await handle.result() == "yes"
+
+
+async def test_an_answer_is_not_lost_when_the_code_is_slow_to_come_to_its_question_again(
+    make_runtime: Callable[..., Runtime],
+) -> None:
+    lives = 0
+
+    async def question() -> Any:
+        if lives == 2:
+            await asyncio.sleep(0.5)  # the run is let go meanwhile: all that it is seen to do is to wait for a message
+        return await ask("Go on?")
+
+    @flow
+    async def order(state: Any) -> Any:
+        nonlocal lives
+        lives += 1
+        return list(await asyncio.gather(receive("news"), question()))
+
+    async with make_runtime() as rt:
+        handle = await rt.start(order, {}, id="r1")
+        await until_status(rt, "r1", "waiting")
+        await rt.answer("r1", "yes")
+        async with asyncio.timeout(10):
+            while [one async for one in rt.asks("r1")]:
+                await asyncio.sleep(0.01)
+        await rt.send("r1", "news", 1)
+        assert await handle.result() == [1, "yes"]
+
+
+async def test_an_answer_to_a_question_that_the_code_does_not_ask_any_more_does_not_wake_the_run_for_ever(
+    make_runtime: Callable[..., Runtime],
+) -> None:
+    lives = 0
+
+    @flow
+    async def order(state: Any) -> Any:
+        nonlocal lives
+        lives += 1
+        first = [ask("Go on?")] if lives == 1 else []
+        return list(await asyncio.gather(receive("news"), *first))
+
+    async with make_runtime() as rt:
+        handle = await rt.start(order, {}, id="r1")
+        await until_status(rt, "r1", "waiting")
+        await rt.answer("r1", "yes")
+        await until_event(rt, "r1", "waiting", times=4)
+        await rt.send("r1", "news", 1)
+        assert await handle.result() == [1]
+    assert lives <= 6

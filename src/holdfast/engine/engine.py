@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -96,6 +97,7 @@ class Engine:
         self._concurrency, self._coming = concurrency, 0
         self.turns = Turns(concurrency)
         self._lanes = Lanes(THREADS)
+        self.left_unread = Counter[tuple[str, int]]()
         self._created = 0
         self._under_way: set[asyncio.Task[Any]] = set()
 

@@ -69,7 +69,7 @@ class Inbox:
         body = {"topic": signal.topic, "data": signal.data, "again": signal.seq}
         self._notes.put(Kind.SIGNAL, body, written=lambda seq: self.changed())
 
-    def stale(self, open_asks: Iterable[str]) -> tuple[int, ...]:
-        """The ids of answers to questions that are not open any more."""
-        still = set(open_asks)
-        return tuple(mail for mail, ask in self._seen.items() if ask is not None and ask not in still)
+    def unread(self, asks: Iterable[str]) -> dict[int, str]:
+        """The answers that none of these questions waits for: the ids of their mail, and what they answer."""
+        waiting = set(asks)
+        return {mail: ask for mail, ask in self._seen.items() if ask is not None and ask not in waiting}

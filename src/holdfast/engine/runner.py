@@ -45,6 +45,8 @@ from holdfast.errors import (
 from holdfast.flows.base import KEEP, NO_RESULT, Flow, Position, Step
 from holdfast.model import Head, Kind, Mail, RunStatus
 
+_TIMES = 3
+
 
 class Outcome:
     """How a run left this process: with a result, or with the error that says what became of it."""
@@ -275,10 +277,19 @@ class Runner:
         what, due, asks = waits.left_with
         if waits.has_come:
             due = self.around.clock.now()
-        stale = self.host.inbox.stale(asks)
+        unread, still_open = self.host.inbox.unread(asks), waits.open_asks
+        stale = tuple(mail for mail, ask in unread.items() if ask not in still_open or self._never_read(mail))
         mark = (Kind.WAITING, {"for": what, "until": due})
         await self.saving.leave(RunStatus.WAITING, [mark], take=stale, attempt=0, wake_at=due, waiting_for=what)
         return Outcome(error=RunWaitingError(self.writer.run, what), due=due)
+
+    def _never_read(self, mail: int) -> bool:
+        """Whether an answer was left so often that its question is not asked any more: it would wake the run for ever.
+
+        Once is not enough: the code may only have been too slow to come to its question again.
+        """
+        self.around.left_unread[self.writer.run, mail] += 1
+        return self.around.left_unread[self.writer.run, mail] >= _TIMES
 
     def _copy(self) -> Any:
         """The state in containers of its own. What was saved and held no marks is not searched for them."""

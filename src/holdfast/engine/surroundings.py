@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -61,6 +62,8 @@ class Surroundings(Protocol):
     observed: bool
     registry: Registry
     children: Children
+    left_unread: Counter[tuple[str, int]]
+    """How often a run was let go without having come to the question that this mail answers."""
 
     def emit(self, event: Event) -> None:
         """Show an event to whoever watches."""

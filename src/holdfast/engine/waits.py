@@ -373,6 +373,11 @@ class Waits:
         self._host.let_go()
 
     @property
+    def open_asks(self) -> set[str]:
+        """The questions in the log that nothing has ended, also those that the code has not come to."""
+        return {body["ask"] for body in self._open.values() if body["wait"] == "ask"}
+
+    @property
     def has_come(self) -> bool:
         """Whether something that is waited for has come in since the run was let go.
 
