@@ -655,15 +655,14 @@ async def test_a_parent_that_is_cancelled_while_its_runtime_closes_takes_its_wai
 
     @flow
     async def parent(state: Any) -> Any:
-        child = spawn(kid, state)
+        child = spawn(kid, state, id="kid")
         await call(blocks, 1)
         return await child
 
     async with make_runtime() as rt:
         running = asyncio.ensure_future(rt.run(parent, 1, id="p"))
         await inside.wait()
-        (child,) = [run async for run in rt.list(parent="p")]
-        await until_status(rt, child.id, "waiting")
+        await until_status(rt, "kid", "waiting")
         await rt.cancel("p")
         closing = asyncio.ensure_future(rt.close())
         await asyncio.sleep(0)
