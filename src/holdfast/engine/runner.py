@@ -45,7 +45,7 @@ from holdfast.errors import (
 from holdfast.flows.base import KEEP, NO_RESULT, Flow, Position, Step
 from holdfast.model import Head, Kind, Mail, RunStatus
 
-_TIMES = 3
+_LEFT_OFTEN = 3  # times that a run was let go without having come to a question that was answered
 
 
 class Outcome:
@@ -289,7 +289,7 @@ class Runner:
         Once is not enough: the code may only have been too slow to come to its question again.
         """
         self.around.left_unread[self.writer.run, mail] += 1
-        return self.around.left_unread[self.writer.run, mail] >= _TIMES
+        return self.around.left_unread[self.writer.run, mail] >= _LEFT_OFTEN
 
     def _copy(self) -> Any:
         """The state in containers of its own. What was saved and held no marks is not searched for them."""

@@ -28,3 +28,7 @@ STORED = (
     "ended_at",
 )
 stored_of = attrgetter(*STORED)
+NUMBERS = frozenset(
+    {"fence", "attempt", "base", "floor", "wake_at", "expires_at", "priority", "created_at", "started_at", "ended_at"}
+)
+"""Those of them that are numbers; all others are texts."""

@@ -9,23 +9,11 @@ from typing import Any
 import msgspec
 
 from holdfast.model import Entry, Head, Mail, Query
-from holdfast.store.columns import STORED, stored_of
+from holdfast.store.columns import NUMBERS, STORED, stored_of
 
 _JSON = ("metadata", "info", "error")
 _JSON_PLACES = [STORED.index(name) for name in _JSON]
-_NUMBERS = (
-    "fence",
-    "attempt",
-    "base",
-    "floor",
-    "wake_at",
-    "expires_at",
-    "priority",
-    "created_at",
-    "started_at",
-    "ended_at",
-)
-_TEXTS = tuple(name for name in STORED if name not in (*_NUMBERS, *_JSON))
+_TEXTS = tuple(name for name in STORED if name not in (*NUMBERS, *_JSON))
 
 
 def as_bytes(column: str) -> str:
@@ -163,7 +151,7 @@ FORGET_OWNERS = """
     delete from owners where lease_until < ? and id not in (select owner from runs where owner is not null)
 """
 
-_COLUMNS = ", ".join(f"r.{name}" if name in _NUMBERS else as_bytes(f"r.{name}") for name in STORED)
+_COLUMNS = ", ".join(f"r.{name}" if name in NUMBERS else as_bytes(f"r.{name}") for name in STORED)
 HEADS = f"""
     select r.n, {_COLUMNS}, e.id & 4294967295, {as_bytes("e.cursor")}, e.at
     from runs r join entries e
