@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -97,7 +96,7 @@ class Engine:
         self._concurrency, self._coming = concurrency, 0
         self.turns = Turns(concurrency)
         self._lanes = Lanes(THREADS)
-        self.left_unread = Counter[tuple[str, int]]()
+        self.left_unread: dict[str, dict[int, int]] = {}
         self._created = 0
         self._under_way: set[asyncio.Task[Any]] = set()
 
@@ -371,6 +370,7 @@ class Engine:
         if isinstance(error, RunWaitingError):
             self.let_go(live.id, outcome.due)
         elif writer.status in ENDED:
+            self.left_unread.pop(live.id, None)
             self._tell_parent(live)
         live.done.set(outcome)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import traceback
+from collections.abc import Collection
 from typing import Any
 
 from holdfast.context import enter, leave
@@ -277,19 +278,23 @@ class Runner:
         what, due, asks = waits.left_with
         if waits.has_come:
             due = self.around.clock.now()
-        unread, still_open = self.host.inbox.unread(asks), waits.open_asks
-        stale = tuple(mail for mail, ask in unread.items() if ask not in still_open or self._never_read(mail))
+        stale = self._stale(self.host.inbox.unread(asks), waits.open_asks)
         mark = (Kind.WAITING, {"for": what, "until": due})
         await self.saving.leave(RunStatus.WAITING, [mark], take=stale, attempt=0, wake_at=due, waiting_for=what)
         return Outcome(error=RunWaitingError(self.writer.run, what), due=due)
 
-    def _never_read(self, mail: int) -> bool:
-        """Whether an answer was left so often that its question is not asked any more: it would wake the run for ever.
+    def _stale(self, unread: dict[int, str], still_open: Collection[str]) -> tuple[int, ...]:
+        """The answers of those unread whose questions are not asked any more: they would wake the run for ever.
 
-        Once is not enough: the code may only have been too slow to come to its question again.
+        A question that stays open is one of them when its answer was left often. Once is not enough: the code may
+        only have been too slow to come to it again.
         """
-        self.around.left_unread[self.writer.run, mail] += 1
-        return self.around.left_unread[self.writer.run, mail] >= _LEFT_OFTEN
+        before = self.around.left_unread.pop(self.writer.run, {})
+        left = {mail: before.get(mail, 0) + 1 for mail, ask in unread.items() if ask in still_open}
+        kept = {mail: times for mail, times in left.items() if times < _LEFT_OFTEN}
+        if kept:
+            self.around.left_unread[self.writer.run] = kept
+        return tuple(mail for mail in unread if mail not in kept)
 
     def _copy(self) -> Any:
         """The state in containers of its own. What was saved and held no marks is not searched for them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -62,8 +61,8 @@ class Surroundings(Protocol):
     observed: bool
     registry: Registry
     children: Children
-    left_unread: Counter[tuple[str, int]]
-    """How often a run was let go without having come to the question that this mail answers."""
+    left_unread: dict[str, dict[int, int]]
+    """How often in a row a run was let go without having come to the question that this mail answers."""
 
     def emit(self, event: Event) -> None:
         """Show an event to whoever watches."""
