@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.errors import HoldfastError, StoreDamagedError, StoreUnavailableError, StoreVersionError, UsageError
+from holdfast.errors import HoldfastError, StoreUnavailableError, StoreVersionError, UsageError
 from holdfast.faults import install
 from holdfast.model import HeadChange
 from holdfast.store import strangers
@@ -181,7 +181,7 @@ async def test_a_schema_of_another_program_is_refused_and_left_as_it_is(
         admin.execute(f"create table {postgres_schema}.{table}")
     before = tables(postgres, postgres_schema)
     error = await refused(postgres.url(postgres_schema))
-    assert isinstance(error, StoreDamagedError)
+    assert isinstance(error, UsageError)
     assert "name another" in str(error)
     assert tables(postgres, postgres_schema) == before
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from holdfast.errors import UsageError
 from holdfast.store.base import Store
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import ManualClock, StoreContract
@@ -38,3 +39,15 @@ async def test_a_lease_begins_when_others_let_the_owner_write(tmp_path: Path, cl
     assert [one.alive for one in await store.list_owners()] == [True]
     another.close()
     await store.close()
+
+
+@pytest.mark.parametrize("made", ["create table runs (id int)", "pragma user_version = 1"])
+async def test_a_file_of_another_program_is_refused_and_left_as_it_is(tmp_path: Path, made: str) -> None:
+    path = tmp_path / "theirs.db"
+    theirs = apsw.Connection(str(path))
+    theirs.execute(made)
+    theirs.close()
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=r"theirs\.db is a database of another program.*name another file"):
+        await SqliteStore(path).open()
+    assert path.read_bytes() == before

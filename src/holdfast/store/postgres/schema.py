@@ -22,7 +22,7 @@ from hashlib import blake2b
 import psycopg
 from psycopg import AsyncConnection
 
-from holdfast.errors import StoreDamagedError, StoreUnavailableError, StoreVersionError
+from holdfast.errors import StoreUnavailableError, StoreVersionError, UsageError
 from holdfast.faults import fault
 from holdfast.store.postgres.address import Address
 
@@ -136,8 +136,9 @@ async def version(connection: AsyncConnection, address: Address) -> int:
         )
     if not ours:
         if filled:
-            raise StoreDamagedError(
-                None, None, f"the schema {schema} belongs to another program; name another one (?holdfast_schema=NAME)"
+            raise UsageError(
+                f"the schema {schema} belongs to another program, and is left as it is: name another one "
+                f"(?holdfast_schema=NAME)"
             )
         return 0
     try:
@@ -145,7 +146,7 @@ async def version(connection: AsyncConnection, address: Address) -> int:
     except psycopg.errors.UndefinedColumn:
         found = []
     if len(found) != 1 or not isinstance(found[0][0], int):
-        raise StoreDamagedError(None, None, f"the table {schema}.holdfast is not ours; name another schema")
+        raise UsageError(f"the table {schema}.holdfast is not ours, and is left as it is: name another schema")
     number = int(found[0][0])
     if number > len(MIGRATIONS):
         raise StoreVersionError(number, len(MIGRATIONS))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import apsw
 
-from holdfast.errors import StoreDamagedError, StoreVersionError
+from holdfast.errors import StoreDamagedError, StoreVersionError, UsageError
 from holdfast.faults import fault
 
 APPLICATION_ID = 0x486F6C64  # "Hold"
@@ -95,7 +95,9 @@ def version(connection: apsw.Connection) -> int:
         raise StoreVersionError(found, len(MIGRATIONS))
     foreign = connection.pragma("application_id") != APPLICATION_ID
     if foreign and (found or connection.execute("select 1 from sqlite_schema limit 1").get):
-        raise StoreDamagedError(None, None, "the file is a database of another program; name another file")
+        raise UsageError(
+            f"{connection.filename} is a database of another program, and is left as it is: name another file"
+        )
     hostile = connection.execute("select name from sqlite_schema where type in ('trigger', 'view')").get
     if hostile:
         raise StoreDamagedError(None, None, f"its schema has been changed ({hostile!r} is not ours)")
