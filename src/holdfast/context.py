@@ -26,6 +26,7 @@ import msgspec
 from holdfast.beside import tasks_beside
 from holdfast.core.ids import storable
 from holdfast.core.journal import Names, branch_name
+from holdfast.core.retry import RetryPolicy
 from holdfast.errors import IdenticalBranchError, KeyReusedError, UsageError, with_key
 
 P = ParamSpec("P")
@@ -47,8 +48,16 @@ class Scope(Protocol):
     starting: set[asyncio.Future[None]] | None
     """The children on their way that the code has not awaited yet."""
 
-    def perform(self, step: Any, *args: Any) -> Awaitable[Any]:
-        """What to await for the result of the step's function, wherever it belongs: loop, thread or executor."""
+    def perform(self, step: Any, *args: Any, keeping: Any = ...) -> Awaitable[Any]:
+        """What to await for the result of the step's function, wherever it belongs: loop, thread or executor.
+
+        `keeping` says what is stored of it where it is journaled: by default a state or a move.
+        """
+        ...
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """What counts for steps that say nothing of being tried again."""
         ...
 
     @property

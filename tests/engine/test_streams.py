@@ -378,6 +378,34 @@ async def test_a_crash_supersedes_what_comes_out_differently_but_nothing_inside_
         assert await valid(rt) == ["same", 1, 2]
 
 
+async def test_what_a_finished_call_emitted_stands_when_the_call_around_it_is_made_again(
+    make_runtime: MakeRuntime,
+) -> None:
+    tries = 0
+
+    async def write(n: int) -> int:
+        emit("word", f"paragraph {n}")
+        return n
+
+    async def chapter(n: int) -> int:
+        nonlocal tries
+        tries += 1
+        await call(write, n)
+        emit("word", f"try {tries}")
+        if tries == 1:
+            raise ConnectionError("no line")
+        return n
+
+    @flow
+    async def book(n: int) -> int:
+        return await call.options(retry=RetryPolicy(attempts=2, first_delay=0))(chapter, n)
+
+    async with make_runtime() as rt:
+        assert await rt.run(book, 1, id="r") == 1
+        assert await chunks(rt) == ["paragraph 1", "try 1", "try 2"]
+        assert await valid(rt) == ["paragraph 1", "try 2"]
+
+
 async def test_a_run_that_was_let_go_and_woken_emits_nothing_twice(make_runtime: MakeRuntime) -> None:
     @flow
     async def producer() -> None:

@@ -14,6 +14,7 @@ the checkpoint that the step began with:
 
     intent    {"on_doubt"}                        the call begins; no result behind it means that it is in doubt
     call      {"result"} {"error"} {"abandoned"}  how it ended, as the code that made it saw it
+              both with {"step": true}            where it is no call but the step itself
     wait      {"wait": "ask" | "receive" | "sleep" | "child", "until", ...}
     received  {"signal": seq, "topic", "result"}  a message was handed to a `receive`
     answer    {"ask", "result"}                   an answer was handed to an `ask`
@@ -41,6 +42,7 @@ from holdfast.model import CHECKPOINT_KINDS, RESULT_KINDS, Entry, Kind
 
 Ended = Literal["result", "error", "abandoned", "timed_out"]
 _ENDS: tuple[Ended, ...] = ("result", "error", "abandoned", "timed_out")
+_OF_AN_INTENT = ("key", "name", "args", "on_doubt", "step")
 
 
 class Record(msgspec.Struct, gc=False):
@@ -155,6 +157,11 @@ class Journal:
         record = self._records.get(key)
         return record is not None and record.ended is not None
 
+    def knows_step(self, key: str) -> bool:
+        """Whether this is of a step that is journaled as a whole."""
+        record = self._records.get(key)
+        return record is not None and bool(record.body.get("step"))
+
     def goes_beyond(self, step: int) -> bool:
         """Whether it holds something of a later step: this one was finished before, and its save was skipped."""
         return any(int(key.partition("/")[0]) > step for key in self._records)
@@ -174,7 +181,7 @@ class Journal:
             if record.ended in ("result", None) or not key.startswith(path):
                 continue
             if record.in_doubt:
-                body: dict[str, Any] = {name: record.body.get(name) for name in ("key", "name", "args", "on_doubt")}
+                body: dict[str, Any] = {name: record.body.get(name) for name in _OF_AN_INTENT}
                 self._records[key] = Record(key, Kind.INTENT, record.seq, body)
             else:
                 del self._records[key]
@@ -275,7 +282,7 @@ class Journal:
         return [
             chunk.seq
             for at in self._before
-            if at.startswith(path)
+            if at.startswith(path) and not self._covered(at)
             for chunk in self._chunks.get(at, ())[self._reached.get(at, 0) :]
         ]
 

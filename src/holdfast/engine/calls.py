@@ -28,6 +28,7 @@ from holdfast.engine.hands import StepRaised, finished, within
 from holdfast.engine.notes import told_of
 from holdfast.errors import CallFailedError, CallInDoubtError, HoldfastError, StepTimeoutError
 from holdfast.faults import fault
+from holdfast.flows.moves import Keeping
 from holdfast.model import Kind
 from holdfast.work import Work
 
@@ -60,21 +61,28 @@ class Calling:
         kwargs: dict[str, Any],
         *,
         lane: Any = None,
-        retries: bool = True,
+        whole_step: bool = False,
     ) -> None:
         self._scope, self._host, self._place, self._work = scope, scope.host, place, work
         self._args, self._kwargs, self._lane = args, kwargs, lane
         self._frame = place.frame
-        self._retry = (work.retry if retries else None) or _ONCE
-        self._timeout = work.timeout if retries else None  # the runner watches over a step's own
-        self.pack: Callable[[Any], Any] = _same
-        """What is stored of a value."""
-        self.unpack: Callable[[Any], Any] = _same
-        """The value of what was stored."""
+        self._whole_step = whole_step
+        self._retry, self._timeout = work.retry or _ONCE, work.timeout
+        if whole_step:  # the runner tries a step again, and watches over its time
+            self._retry, self._timeout = _ONCE, None
+        self._pack: Callable[[Any], Any] = _same
+        self._unpack: Callable[[Any], Any] = _same
         self.made: tuple[Frame, bool, Any] | None = None
         """The frame of a call that the calling thread has made already, and what came of it."""
-        self.otherwise: Any = None
+        self._otherwise: Any = None
         """What a result that a person gives is meant as, if not as what the function says it returns."""
+        if work.keeping is not None:
+            self.keep(work.keeping, args[0])
+
+    def keep(self, keeping: Keeping, state: Any) -> None:
+        """It gives what a step gives that has this state."""
+        self._pack, self._unpack = (lambda value: keeping.pack(value, state)), keeping.unpack
+        self._otherwise = None if state is None else type(state)
 
     async def result(self) -> Any:
         """What the function returns or raises, now or when it was called before."""
@@ -92,7 +100,7 @@ class Calling:
                 if done:
                     return value
             elif record.ended == "result":
-                return self.unpack(self._host.codec.decode(record.body["result"], path=self._path))
+                return self._unpack(self._host.codec.decode(record.body["result"], path=self._path))
             elif record.ended == "error":
                 raise self._failure(record)
             elif record.ended == "abandoned":
@@ -132,9 +140,9 @@ class Calling:
         answer = await self._scope.waiting().wait(place, body, None, None)
         if not answer["done"]:
             return False, None
-        packed = self.pack(_as_declared((self._work.returns, self.otherwise), answer.get("result")))
+        packed = self._pack(_as_declared((self._work.returns, self._otherwise), answer.get("result")))
         await self._write({"result": self._host.codec.encode(packed, path=self._path)})
-        return True, self.unpack(packed)
+        return True, self._unpack(packed)
 
     def _arguments(self) -> Any:
         """What the call is made with, for whoever is to say whether it was done; shortened when it is much."""
@@ -182,7 +190,7 @@ class Calling:
             self._scope.began(self.made[0])
             self._scope.here.remove(self.made[0])
             return self.made[0]
-        frame = place.frame.inside(f"{place.key}/", place.key)
+        frame = place.frame.inside(f"{place.key}/", self._named)
         frame.firm = self._work.on_doubt != "retry"
         self._scope.began(frame)
         return frame
@@ -213,7 +221,8 @@ class Calling:
                 # Its effect is out in the world but not recorded: dying from here on makes it again. Keep nothing
                 # between the function and the commit that can fail or wait.
                 fault("call.done")
-                return value, {"result": host.codec.encode(self.pack(value), path=self._path)}
+                kept = self._pack(value)
+                return self._unpack(kept), {"result": host.codec.encode(kept, path=self._path)}
             except asyncio.CancelledError as cancelled:
                 if _asked_for(self._scope):
                     raise
@@ -246,14 +255,19 @@ class Calling:
         return await within(self._timeout, self._place.name, doing, frame.close)
 
     def _context(self) -> Any:
-        return self._host.context(self._place.frame.inside(None, self._place.key))
+        return self._host.context(self._place.frame.inside(None, self._named))
+
+    @property
+    def _named(self) -> str | None:
+        """The call that its idempotency key is of. A step has its own, whatever it says of being in doubt."""
+        return None if self._whole_step else self._place.key
 
     async def _abandon(self, started: float, *, doubt: bool) -> None:
         await self._write({"started": started, "abandoned": True, **({"doubt": True} if doubt else {})})
 
     async def _write(self, outcome: dict[str, Any], kind: Kind = Kind.CALL) -> None:
         host = self._host
-        body = {**told_of(self._place, host.writer), **outcome}
+        body = {**told_of(self._place, host.writer), **outcome, **({"step": True} if self._whole_step else {})}
         if self._scope.starting or self._scope.unspawned:
             await self._scope.started(self._frame)  # a call that is found again does not spawn its children again
         # What is written counts, also when the wait for it was given up, as by the timeout of the step.

@@ -11,6 +11,7 @@ from holdfast.context import Frame, RunContext
 from holdfast.core.codec import Codec, dumps
 from holdfast.core.events import when
 from holdfast.core.journal import Journal
+from holdfast.core.retry import RetryPolicy
 from holdfast.engine.hands import Hands
 from holdfast.engine.inbox import Inbox
 from holdfast.engine.info import Info
@@ -51,6 +52,11 @@ class RunHost(msgspec.Struct, eq=False):
     def failures(self) -> dict[str, type[BaseException]]:
         """The exceptions that come back from a log as themselves, by their names."""
         return self._runner.around.registry.failures
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """What counts for steps that say nothing of being tried again."""
+        return self._runner.retry
 
     @property
     def skips_saves(self) -> bool:

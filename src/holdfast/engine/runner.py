@@ -96,7 +96,7 @@ class Runner:
         retention: Retention | None = None,
     ) -> None:
         self.around, self._flow, self._codec, self.writer, self._hands = around, flow, codec, writer, hands
-        self._retry, self._failures, self._retry_at = retry, failures, retry_at
+        self.retry, self._failures, self._retry_at = retry, failures, retry_at
         self._takeups, self._came_to = writer.attempt if writer.started_at is not None else 1, writer.came_to
         self._raw_state, self._cancelled = getattr(flow, "raw_state", False), False
         self._task = self.scope = self._verdict = self._waits = None
@@ -327,7 +327,7 @@ class Runner:
         await self.host.settle()
         if self.host.journaled:
             self.host.journal.new_attempt()
-        retry = step.retry or self._retry
+        retry = step.retry or self.retry
         shown = describe(error)
         mark = {"step": name, "attempt": self._failures, "started": started, "error": shown}
         if retry.retries(error, self._failures):

@@ -16,12 +16,13 @@ import msgspec
 from holdfast.context import Frame, Place, RunContext
 from holdfast.core.codec import Tree, dumps
 from holdfast.core.journal import digest
+from holdfast.core.retry import RetryPolicy
 from holdfast.engine.calls import Calling
 from holdfast.engine.surroundings import Host
 from holdfast.engine.threads import Lane
 from holdfast.engine.waits import Waits
 from holdfast.errors import HoldfastError, RunInterruptedError, StateError, StoreUnavailableError
-from holdfast.flows.moves import pack_outcome, unpack_outcome
+from holdfast.flows.moves import MOVES, Keeping
 from holdfast.inside import in_thread
 from holdfast.model import Kind
 from holdfast.work import Work
@@ -63,12 +64,16 @@ class StepScope(msgspec.Struct, eq=False):
 
     # What flows ask for
 
-    def perform(self, step: Work, *args: Any) -> Awaitable[Any]:
+    def perform(self, step: Work, *args: Any, keeping: Keeping = MOVES) -> Awaitable[Any]:
         """What to await for the result of the step's function."""
         self.check_open()
-        if step.on_doubt == "retry":
+        if step.on_doubt == "retry" and not (self.host.journaled and self._was_journaled(step)):
             return self.host.hands.do_step(step, args, self.root)
-        return self._journaled(step, args)
+        return self._journaled(step, args, keeping)
+
+    def _was_journaled(self, step: Work) -> bool:
+        """Whether something is known of the step, though it is of those now that may be repeated unasked."""
+        return self.host.journal.knows_step(self.root.next_key(step.called))
 
     async def children_started(self) -> None:
         """Return when all children exist that were spawned and that nobody waits for; raises what kept one from it."""
@@ -76,15 +81,18 @@ class StepScope(msgspec.Struct, eq=False):
         for starting in self.starting or ():
             starting.result()
 
-    async def _journaled(self, step: Work, args: tuple[Any, ...]) -> Any:
+    async def _journaled(self, step: Work, args: tuple[Any, ...], keeping: Keeping) -> Any:
         """The result of a step whose effect must not be repeated unasked, so that it is journaled as a call is."""
         # The runner retries it.
         place = self.root.take(step.called, self.digest(args), None)
-        making = Calling(self, place, step, args, {}, retries=False)
-        making.pack = lambda value: pack_outcome(value, args[-1] if args else None)
-        making.unpack = unpack_outcome
-        making.otherwise = type(args[-1]) if args else None
+        making = Calling(self, place, step, args, {}, whole_step=True)
+        making.keep(keeping, args[-1] if args else None)
         return await making.result()
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """What counts for steps that say nothing of being tried again."""
+        return self.host.retry
 
     @property
     def memo(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from holdfast.clock import Clock
 from holdfast.context import Frame, RunContext
 from holdfast.core.codec import Codec, Tree
 from holdfast.core.journal import Journal
+from holdfast.core.retry import RetryPolicy
 from holdfast.engine.hands import Hands
 from holdfast.engine.inbox import Inbox
 from holdfast.engine.notes import Notes
@@ -89,6 +90,11 @@ class Host(Protocol):
     @property
     def failures(self) -> dict[str, type[BaseException]]:
         """The exceptions that come back from a log as themselves, by their names."""
+        ...
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """What counts for steps that say nothing of being tried again."""
         ...
 
     @property

@@ -14,7 +14,7 @@ from holdfast.flows.base import Position, Step
 from holdfast.flows.branches import Merge, Reduce, is_flow, settled
 from holdfast.flows.edges import Edges
 from holdfast.flows.input import fit_input
-from holdfast.flows.moves import NOT_GIVEN, End, Goto, target_name
+from holdfast.flows.moves import NOT_GIVEN, End, Goto, Keeping, pack_outcome, target_name
 from holdfast.flows.nodes import Node, compensated, flow_node, function_node, human_node, map_node, parallel_node
 from holdfast.flows.picture import mermaid
 from holdfast.inside import NOTHING
@@ -128,7 +128,7 @@ class Graph(Generic[S]):
         def declare(what: Any) -> Any:
             node = (flow_node if is_flow(what) else function_node)(what, name, options)
             if compensate is not None:
-                node = compensated(node, compensate)
+                node = compensated(node, compensate, self._keeping(node.name))
             self._add(node, start=start)
             self._edges.also_called(what, node.name)
             if goto:
@@ -294,19 +294,33 @@ class Graph(Generic[S]):
             raise TooManyStepsError(f"graph {self.name!r}", f"node {name!r}", self.max_steps, "max_steps")
         if not self._checked:
             self.validate()
-        outcome = await scope.perform(self._nodes[name].step, state)
+        outcome = await scope.perform(self._nodes[name].step, state, keeping=self._keeping(name))
         if isinstance(outcome, End):
             left = state if outcome.left is NOT_GIVEN else outcome.left
             return Position(left, {"step": done + 1, "next": None}, outcome.result)
         if isinstance(outcome, Goto):
             state = state if outcome.state is None else outcome.state
-            target: str | None = self._edges.name(outcome.node, self._nodes)
+            target: str | None = self._known(name, outcome)
         else:
             state = state if outcome is None else outcome
             target = await self._after(name, state)
-        if target is not None and target not in self._nodes:
-            raise UnknownTargetError(f"node {name!r} of graph {self.name!r}", target, self._nodes)
         return Position(state, {"step": done + 1, "next": target})
+
+    def _known(self, name: str, move: Goto) -> str:
+        target = self._edges.name(move.node, self._nodes)
+        if target not in self._nodes:
+            raise UnknownTargetError(f"node {name!r} of graph {self.name!r}", target, self._nodes)
+        return target
+
+    def _keeping(self, name: str) -> Keeping:
+        """A move to nowhere is not kept: once it is mended, the node is done once more."""
+
+        def pack(outcome: Any, state: Any) -> Any:
+            if isinstance(outcome, Goto):
+                self._known(name, outcome)
+            return pack_outcome(outcome, state)
+
+        return Keeping(pack)
 
     async def _after(self, name: str, state: Any) -> str | None:
         way = self._edges.ways.get(name)

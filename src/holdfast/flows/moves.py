@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 R = TypeVar("R")
 NOT_GIVEN: Any = object()
@@ -86,3 +87,15 @@ def unpack_outcome(packed: Any) -> Any:
             return terminate
         case (kind, *rest):
             return {"goto": Goto, "handover": Handover}[kind](*rest)
+
+
+class Keeping(NamedTuple):
+    """How a step that is journaled is kept: what is stored of what it gives, which it raises for if that cannot be."""
+
+    pack: Callable[[Any, Any], Any] = pack_outcome
+    """Of what it gives, and of the state that it was given."""
+    unpack: Callable[[Any], Any] = unpack_outcome
+    """What it gave."""
+
+
+MOVES = Keeping()

@@ -10,12 +10,14 @@ from typing import Any, get_origin, is_typeddict
 
 import msgspec
 
+from holdfast.context import here
 from holdfast.core.retry import RetryPolicy
-from holdfast.errors import CallFailedError, UsageError
+from holdfast.errors import CallFailedError, CallInDoubtError, StepTimeoutError, UnknownTargetError, UsageError
 from holdfast.flows.base import Step
 from holdfast.flows.branches import Merge, Reduce, is_flow, mapped, merged, needed, settled
-from holdfast.flows.moves import pack_outcome, unpack_outcome
+from holdfast.flows.moves import Keeping
 from holdfast.inside import ask, call, call_async, spawn
+from holdfast.inside import needed as needed_here
 from holdfast.work import Work, as_work, check_name
 
 _ONCE = RetryPolicy()
@@ -66,17 +68,21 @@ class _Undone(Exception):
     """A compensation gave nothing to go on with. As a failure it is not kept for the next attempt of its node."""
 
 
-def compensated(node: Node, undo: Callable[..., Any]) -> Node:
+def compensated(node: Node, undo: Callable[..., Any], keeping: Keeping) -> Node:
     """The node with a function that runs once its retries are exhausted."""
-    tried, undone = _packed(node.step), _packed(as_work(undo), key="compensation")
+    tried, undone = _kept(node.step, keeping), _kept(as_work(undo), keeping, key="compensation")
 
     async def with_compensation(state: Any) -> Any:
+        trying = copy.copy(tried)
+        trying.retry = tried.retry or needed_here("call", here()).scope.retry
         try:
-            return unpack_outcome(await call_async(tried, (copy.deepcopy(state),), {}))
+            return await call_async(trying, (copy.deepcopy(state),), {})
         except Exception as error:
+            if isinstance(error, UnknownTargetError) or _in_doubt(error, tried):
+                raise
             args: tuple[Any, ...] = (copy.deepcopy(state), error) if _takes_error(undo) else (copy.deepcopy(state),)
             try:
-                return unpack_outcome(await call_async(undone, args, {}))
+                return await call_async(undone, args, {})
             except _Undone:
                 raise error from None
             except CallFailedError as found:
@@ -102,30 +108,38 @@ def _is_process_pool(executor: Executor | None) -> bool:
     return isinstance(executor, ProcessPoolExecutor)
 
 
-def _packed(work: Work, *, key: str | None = None) -> Work:
-    """The function with what it returns in a form that can be stored; that of a compensation may be nothing."""
+def _in_doubt(error: Exception, work: Work) -> bool:
+    """Whether nobody knows if it was done: what was not done must not be undone."""
+    out_of_time = isinstance(error, StepTimeoutError) and work.on_doubt != "retry"
+    return out_of_time or isinstance(error, CallInDoubtError)
+
+
+def _kept(work: Work, keeping: Keeping, *, key: str | None = None) -> Work:
+    """The function as a call that gives what a node gives; that of a compensation may be nothing."""
     fn, may_be_nothing = work.fn, key is not None
 
-    def pack(value: Any, state: Any) -> Any:
+    def something(value: Any) -> Any:
         if value is None and may_be_nothing:
             raise _Undone
-        return pack_outcome(value, state)
+        return value
 
-    async def awaited(state: Any, *rest: Any) -> Any:
-        return pack(await fn(state, *rest), state)
+    async def awaited(*args: Any) -> Any:
+        return something(await fn(*args))
 
-    def plain(state: Any, *rest: Any) -> Any:
-        value = fn(state, *rest)
-        return _later(value, state) if inspect.isawaitable(value) else pack(value, state)
+    def plain(*args: Any) -> Any:
+        value = fn(*args)
+        return _later(value) if inspect.isawaitable(value) else something(value)
 
-    async def _later(value: Any, state: Any) -> Any:
-        return pack(await value, state)
+    async def _later(value: Any) -> Any:
+        return something(await value)
 
     options = {name: getattr(work, name) for name in ("retry", "timeout", "on_doubt", "executor")}
     if options["retry"] is not None:
         retry = options["retry"]
         options["retry"] = msgspec.structs.replace(retry, never=(*retry.never, _Undone))
-    return Work(awaited if work.is_async else plain, name=work.called, key=key, **options)
+    kept = Work(awaited if work.is_async else plain, name=work.called, key=key, **options)
+    kept.keeping, kept.returns = keeping, work.returns
+    return kept
 
 
 def _takes_error(fn: Callable[..., Any]) -> bool:

@@ -10,6 +10,7 @@ from holdfast.core.policy import CheckpointPolicy, RunLimit, check_limit, check_
 from holdfast.errors import UsageError
 from holdfast.flows.base import AdvanceFn, End, Position, Step, as_step
 from holdfast.flows.input import fit_input
+from holdfast.flows.moves import NOT_GIVEN
 from holdfast.work import check_name
 
 S = TypeVar("S")
@@ -112,7 +113,8 @@ class Pipeline(Generic[S]):
         step = self._steps[position.cursor["next"]]
         result = await (scope.perform(step, done, state) if self._loop else scope.perform(step, state))
         if isinstance(result, End):
-            return Position(state, {"step": done + 1, "next": None}, result.result)
+            left = state if result.left is NOT_GIVEN else result.left
+            return Position(left, {"step": done + 1, "next": None}, result.result)
         # By name, not by number: steps that a new version of the program put in before do not shift it.
         place = done + 1 if self._loop else self._names.index(position.cursor["next"]) + 1
         return Position(state if result is None else result, self._cursor(place))

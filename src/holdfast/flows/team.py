@@ -19,7 +19,7 @@ from holdfast.errors import TooManyStepsError, UnknownTargetError, UsageError
 from holdfast.flows.base import Position, Step, as_step
 from holdfast.flows.branches import is_flow, settled
 from holdfast.flows.input import fit_input
-from holdfast.flows.moves import NOT_GIVEN, Handover, Terminate, target_name
+from holdfast.flows.moves import NOT_GIVEN, Handover, Keeping, Terminate, pack_outcome, target_name
 from holdfast.inside import spawn
 from holdfast.model import Event
 from holdfast.work import check_name
@@ -216,7 +216,7 @@ class Team:
         data = self._fitted(name, data)
         before = copy.deepcopy(data) if self._hooks["on_step"] is not None else None
         await self._tell("on_request", name, data)
-        outcome = await scope.perform(self._members[name], data)
+        outcome = await scope.perform(self._members[name], data, keeping=self._keeping(name))
         if isinstance(outcome, Terminate):
             left = data if outcome.left is NOT_GIVEN else outcome.left
             result = left if outcome.result is NOT_GIVEN else outcome.result
@@ -242,7 +242,7 @@ class Team:
     async def _decide(self, scope: Scope, name: str, data: Any, outcome: Any, *, ends: bool) -> tuple[Any, str | None]:
         """The data after the turn, and who is next; nobody when it `ends` here, whatever the strategy says."""
         if isinstance(outcome, Handover):
-            target: str | None = self._known(f"the handover of member {name!r}", outcome.member)
+            target: str | None = self._receiver(name, outcome)
             data = data if outcome.data is None else outcome.data
         else:
             data = data if outcome is None else outcome
@@ -263,8 +263,13 @@ class Team:
                 return await self._follow_edge(scope, name, data)
 
     async def _select(self, scope: Scope, data: Any) -> str | None:
-        chosen = await scope.perform(self._selecting, self._fitted(_SELECTING, copy.deepcopy(data)))
-        return None if chosen is None else self._known("the selector", chosen)
+        given = self._fitted(_SELECTING, copy.deepcopy(data))
+        # Kept by its name: None is a choice too.
+        keeping = Keeping(lambda chosen, _: self._chosen(chosen), lambda name: name)
+        return self._chosen(await scope.perform(self._selecting, given, keeping=keeping))
+
+    def _chosen(self, choice: Any) -> str | None:
+        return None if choice is None else self._known("the selector", choice)
 
     async def _follow_edge(self, scope: Scope, name: str, data: Any) -> str | None:
         def own() -> Any:  # by the codec: what cannot be stored is told with its path before anybody looks at it
@@ -278,6 +283,19 @@ class Team:
                 chosen = await settled(target(own()))
             return None if chosen is None else self._known(f"the edge of member {name!r}", chosen)
         return None
+
+    def _receiver(self, name: str, move: Handover) -> str:
+        return self._known(f"the handover of member {name!r}", move.member)
+
+    def _keeping(self, name: str) -> Keeping:
+        """A handover to nobody is not kept: once it is mended, the member takes its turn once more."""
+
+        def pack(outcome: Any, data: Any) -> Any:
+            if isinstance(outcome, Handover):
+                self._receiver(name, outcome)
+            return pack_outcome(outcome, data)
+
+        return Keeping(pack)
 
     def _known(self, where: str, target: Any) -> str:
         name = target_name(target)
