@@ -25,7 +25,7 @@ import msgspec
 
 from holdfast.beside import tasks_beside
 from holdfast.core.ids import storable
-from holdfast.core.journal import Names, branch_name
+from holdfast.core.journal import Names, Record, branch_name
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import IdenticalBranchError, KeyReusedError, UsageError, with_key
 
@@ -80,6 +80,10 @@ class Scope(Protocol):
 
     def entry_of(self, place: Place) -> int | None:
         """The entry that holds the result of a call made since the last checkpoint, which the next one may recall."""
+        ...
+
+    def record(self, place: Place) -> Record | None:
+        """What the log says of the call at that place, which is asked for by this."""
         ...
 
     def found(self, place: Place) -> int:

@@ -49,8 +49,8 @@ class Work:
         self.key = key
         self.keeping: Any = None
         """How what it gives is stored, where that is what a step gives. Its first argument is the state then."""
-        self.origin: Work = self
-        """What a worker process finds by its module and name: the step that options were added to."""
+        self.origin: Any = self
+        """What a worker process finds by its module and name: the step that options were added to, or the function."""
         self.is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
         if name is not None:
             check_name("a step", name)
@@ -79,6 +79,16 @@ class Work:
     def returns(self) -> Any:
         """The declared type of what it returns; None when there is none."""
         return declared_return(inspect.unwrap(self.fn))
+
+
+def is_process_pool(executor: Executor | None) -> bool:
+    """Whether what it does is done by other processes."""
+    if executor is None:
+        return False
+    # Whoever has one has imported it. For all others it would be a sixth of the time that `import holdfast` takes.
+    from concurrent.futures import ProcessPoolExecutor
+
+    return isinstance(executor, ProcessPoolExecutor)
 
 
 _returns: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()

@@ -164,6 +164,9 @@ async def test_the_model_hears_the_instructions_first_and_they_are_no_part_of_th
         (["a", "b"], assistant("ab")),
         ([{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}], assistant("ab")),
         (["a", "b", assistant("a b")], assistant("a b")),
+        ([assistant("The "), assistant("tide")], assistant("The tide")),
+        ([assistant("The "), assistant("tide"), assistant("The tide")], assistant("The tide")),
+        ([assistant("1"), assistant("1")], assistant("11")),
         (["thinking ", wants("tick")], wants("tick")),
         ([{"tool_calls": [{"id": "t", "name": "tick"}]}, wants("tick", id="t")], wants("tick", id="t")),
         (

@@ -153,6 +153,7 @@ async def test_a_run_whose_phase_is_gone_says_so_and_is_unchanged(make_runtime: 
         ({"retry": 3}, "RetryPolicy"),
         ({"policy": 3}, "CheckpointPolicy"),
         ({"tools": [7]}, "a step is a function"),
+        ({"tools": again}, "its tools are a list of functions"),
     ],
 )
 def test_what_could_never_run_is_refused_when_it_is_declared(options: dict[str, Any], says: str) -> None:

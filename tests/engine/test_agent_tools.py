@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, Literal
@@ -97,6 +97,7 @@ def _only(name: str, /) -> None: ...
 def _open(**names: str) -> None: ...
 def _unknown(name: Missing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 def _no_json(name: threading.Lock) -> None: ...
+def _any_time() -> None: ...
 async def _later() -> None: ...
 
 
@@ -115,6 +116,7 @@ async def _later() -> None: ...
         (_later, {"retry": 2}, "RetryPolicy"),
         (_later, {"name": "x" * 201}, "1 to 200 characters"),
         (7, {}, "a function"),
+        (_any_time, {"executor": ProcessPoolExecutor(1)}, "tool '_any_time' cannot run in a process pool"),
     ],
 )
 def test_a_tool_that_no_model_could_call_is_refused_when_it_is_declared(fn: Any, options: Any, says: str) -> None:
@@ -171,6 +173,7 @@ async def test_arguments_come_as_the_types_that_were_declared(make_runtime: Make
             "arguments.range: 1 validation error for Range Value error, low is above high",
         ),
         ({"n": float("nan")}, "not JSON data"),
+        ('{"n": ' + "[" * 1200, "nested too deeply"),
     ],
 )
 async def test_arguments_that_do_not_fit_are_told_to_the_model_and_the_tool_is_not_called(
@@ -389,6 +392,17 @@ async def test_the_options_of_a_step_and_the_method_of_an_object_make_tools_too(
 
     calls = [asks_for(name, {"item": "hat"}, name) for name in ("price", "Shop", "look")]
     assert await told(make_runtime, [Shop().price, Shop(), look], *calls) == ["3", "bought hat", "seen"]
+
+
+async def test_a_def_tool_may_give_something_to_be_awaited(make_runtime: MakeRuntime) -> None:
+    async def find(city: str) -> dict[str, str]:
+        return {"in": city}
+
+    def weather(city: str) -> Any:
+        return find(city)
+
+    found = await told(make_runtime, [weather], asks_for("weather", {"city": "Kiel"}))
+    assert found == ['{"in":"Kiel"}']
 
 
 async def test_calls_inside_a_tool_are_journaled_in_it(make_runtime: MakeRuntime) -> None:

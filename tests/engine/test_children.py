@@ -286,6 +286,33 @@ async def test_the_same_id_with_another_input_or_flow_is_refused(
         assert ran == [1]
 
 
+async def test_a_child_whose_id_was_not_chosen_goes_on_with_its_input_and_that_another_is_given_is_told(
+    make_runtime: MakeRuntime,
+) -> None:
+    """As when a type got a field since: the child that failed is that one, and no other."""
+    broken, given, taken = True, 1, list[int]()
+
+    @flow
+    async def child(number: int) -> int:
+        taken.append(number)
+        if broken:
+            raise ConnectionError("no line")
+        return number
+
+    @flow
+    async def parent() -> int:
+        result: int = await spawn(child, given)
+        return result
+
+    async with make_runtime() as rt:
+        with pytest.raises(RunFailedError):
+            await rt.run(parent, id="r1")
+        broken, given = False, 2
+        assert await (await rt.resume("r1")).result() == 1
+        assert [event.type async for event in rt.events("r1")].count("call_changed") == 1
+    assert taken == [1, 1]
+
+
 async def test_rewinds_and_forks_get_children_of_their_own(make_runtime: MakeRuntime) -> None:
     @flow
     async def parent() -> int:

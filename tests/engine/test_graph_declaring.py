@@ -49,6 +49,12 @@ def all_wrong() -> Graph[Any]:
     return graph
 
 
+@pytest.mark.parametrize("branches", [keep, "keep", None])
+def test_the_branches_of_a_parallel_node_are_a_list(branches: Any) -> None:
+    with pytest.raises(UsageError, match="parallel 'p': its branches are a list of functions and flows, not"):
+        Graph("g").parallel("p", branches)
+
+
 ALL = [
     "two nodes are named 'b'",
     "it has 2 start nodes (a, b): mark one with start=True",

@@ -49,7 +49,7 @@ class Branches:
 
     def __init__(self, *opened: str, as_flows: bool = False) -> None:
         self.ran: list[str] = []
-        self.gates = {name: asyncio.Event() for name in "abc"}
+        self.gates = {name: asyncio.Event() for name in "abcx"}
         for name in opened:
             self.gates[name].set()
         self.as_flows = as_flows
@@ -64,9 +64,9 @@ class Branches:
         body.__name__ = name
         return flow(name=f"flow-{name}")(body) if self.as_flows else body
 
-    def graph(self, **options: Any) -> Graph[Any]:
+    def graph(self, names: str = "abc", **options: Any) -> Graph[Any]:
         graph = Graph("parallel")
-        graph.parallel("together", [self.one(name) for name in "abc"], start=True, **options)
+        graph.parallel("together", [self.one(name) for name in names], start=True, **options)
         return graph
 
     def open(self) -> None:
@@ -236,6 +236,31 @@ async def test_a_crash_after_one_of_three_children_runs_only_the_other_two(lives
     assert await lives.finish(graph, {}) == {"together": ["A", "B", "C"]}
     assert before == {"a": 1, "b": 1, "c": 1}
     assert sorted(branches.ran) == ["a", "c"]
+
+
+@KINDS
+@pytest.mark.parametrize("after", ["cba", "xabc"])
+async def test_branches_are_known_by_their_names_when_their_order_changes_after_a_crash(
+    lives: Lives, as_flows: bool, after: str
+) -> None:
+    branches, reached = Branches("b", "x", as_flows=as_flows), asyncio.Event()
+
+    def on_event(event: Event) -> None:
+        if event.type == ("completed" if as_flows else "call") and len(branches.ran) == 3:
+            reached.set()
+
+    await lives.cut(branches.graph(), {}, at=reached, on_event=on_event)
+    branches.ran.clear()
+    branches.open()
+    assert await lives.finish(branches.graph(after), {}) == {"together": list(after.upper())}
+    assert sorted(branches.ran) == sorted(set(after) - {"b"})
+
+
+async def test_branches_of_one_name_are_told_apart(make_runtime: MakeRuntime) -> None:
+    graph = Graph("alike")
+    graph.parallel("all", [lambda state: 1, lambda state: 2, lambda state: 3], start=True)
+    async with make_runtime() as rt:
+        assert await rt.run(graph, {}, id="r1") == {"all": [1, 2, 3]}
 
 
 @KINDS

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Pipeline, Runtime, current_run, step
+from holdfast import Graph, Pipeline, Runtime, current_run, step
 from holdfast.errors import RunFailedError, UsageError
 
 MakeRuntime = Callable[..., Runtime]
@@ -124,6 +124,20 @@ async def test_a_step_runs_in_the_process_pool_that_it_asks_for(make_runtime: Ma
             assert result["pid"] != os.getpid()
             with pytest.raises(RunFailedError, match=r"runs in a process of an executor"):
                 await rt.run(Pipeline("verbs", [asks_for_its_run]), {}, id="r2")
+
+
+def plain_in_another_process(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "pid": os.getpid()}
+
+
+async def test_a_node_made_of_a_plain_function_runs_in_a_process_pool(make_runtime: MakeRuntime) -> None:
+    graph = Graph("pool")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        graph.node(plain_in_another_process, start=True, executor=pool)
+        async with make_runtime() as rt:
+            result = await rt.run(graph, {"n": 1}, id="r1")
+    assert result["n"] == 1
+    assert result["pid"] != os.getpid()
 
 
 def test_an_async_step_with_an_executor_is_refused_when_declared() -> None:

@@ -50,10 +50,14 @@ class Family:
         """Runs of this flow can be gone on with here from now on."""
         self._engine.registry.add(flow)
 
-    async def ensure(self, flow: Any, input: Any, id: str, parent: str, *, again: bool = False) -> None:
+    async def ensure(
+        self, flow: Any, input: Any, id: str, parent: str, *, again: bool = False, chosen: bool = True
+    ) -> str | None:
         """Return when the child exists; started if it did not, taken up here if nobody drives it.
 
-        `again` says that its failure has failed an attempt of the parent: it is tried again with the parent.
+        `again` says that its failure has failed an attempt of the parent: it is tried again with the parent. When it
+        was started with another input, that is an error if its id was `chosen`. One that was made of its place is
+        that child whatever its input is now: gives the digest of the one that it has.
 
         Raises RunExistsError when the id belongs to a run of somebody else, and RunInterruptedError when nothing is
         started here any more.
@@ -62,14 +66,14 @@ class Family:
         starting = self._starting.setdefault(parent, set())
         starting.add(started)
         try:
-            await self._ensure(flow, input, id, parent, again=again)
+            return await self._ensure(flow, input, id, parent, again=again, chosen=chosen)
         finally:
             started.set_result(None)
             starting.discard(started)
             if not starting:
                 self._starting.pop(parent, None)
 
-    async def _ensure(self, flow: Any, input: Any, id: str, parent: str, *, again: bool) -> None:
+    async def _ensure(self, flow: Any, input: Any, id: str, parent: str, *, again: bool, chosen: bool) -> str | None:
         self.know(flow)
         if self._engine.closing:
             raise RunInterruptedError(parent)
@@ -85,12 +89,16 @@ class Family:
                 raise
             if head.flow != flow.name:
                 raise WrongFlowError(id, head.flow, flow.name) from None
-            if self._verbs.digest(flow, input) != msgspec.json.decode(head.info, type=Info).digest:
+            before = msgspec.json.decode(head.info, type=Info).digest
+            changed = self._verbs.digest(flow, input) != before
+            if changed and chosen:
                 raise InputChangedError(id) from None
             if again and head.status == RunStatus.FAILED:
                 await self._verbs.resume(id)
             else:
                 await self._tend(head)
+            return before if changed else None
+        return None
 
     def _place(self, flow: Any, parent: str) -> Placing:
         """In the queue of its parent: driven here if there is room, else by whoever has some.

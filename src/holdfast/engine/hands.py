@@ -160,13 +160,14 @@ class _Job:
 class _Abroad:
     """The same in a worker process."""
 
-    def __init__(self, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._work, self._args, self._kwargs = work, args, kwargs
+    def __init__(self, origin: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._fn = origin.fn if isinstance(origin, Work) else origin
+        self._args, self._kwargs = args, kwargs
 
     def __call__(self) -> Any:
         leave_for_good()
         try:
-            return self._work.fn(*self._args, **self._kwargs)
+            return self._fn(*self._args, **self._kwargs)
         except StopIteration as error:
             raise _no_stop_iteration() from error
 

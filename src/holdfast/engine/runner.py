@@ -43,7 +43,7 @@ from holdfast.errors import (
     StepMissingError,
     StoreError,
 )
-from holdfast.flows.base import KEEP, NO_RESULT, Flow, Position, Step
+from holdfast.flows.base import KEEP, NO_RESULT, FinalFailure, Flow, Position, Step
 from holdfast.model import Head, Kind, Mail, RunStatus
 
 _LEFT_OFTEN = 3  # times that a run was let go without having come to a question that was answered
@@ -323,6 +323,9 @@ class Runner:
 
     async def _failed(self, step: Step[..., Any], name: str, started: float, error: BaseException) -> Outcome | None:
         """Write the failed attempt down; an outcome when there is no other."""
+        final = isinstance(error, FinalFailure)
+        if isinstance(error, FinalFailure):
+            error = error.error
         self._failures += 1
         await self.host.settle()
         if self.host.journaled:
@@ -330,7 +333,7 @@ class Runner:
         retry = step.retry or self.retry
         shown = describe(error)
         mark = {"step": name, "attempt": self._failures, "started": started, "error": shown}
-        if retry.retries(error, self._failures):
+        if not final and retry.retries(error, self._failures):
             self._retry_at = self.around.clock.now() + retry.delay(self._failures, random.random)
             await self.saving.write([(Kind.ATTEMPT_FAILED, {**mark, "retry_at": self._retry_at})])
             return None

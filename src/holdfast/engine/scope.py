@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.context import Frame, Place, RunContext
 from holdfast.core.codec import Tree, dumps
-from holdfast.core.journal import digest
+from holdfast.core.journal import Record, digest
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.calls import Calling
 from holdfast.engine.surroundings import Host
@@ -116,6 +116,10 @@ class StepScope(msgspec.Struct, eq=False):
         """The entry that holds the result of a call made since the last checkpoint."""
         seq = self.host.journal.seq_of(place.key)
         return seq if seq > self.host.writer.checkpoint_seq else None
+
+    def record(self, place: Place) -> Record | None:
+        """What the log says of the call at that place, which is asked for by this."""
+        return self.host.journal.find(place.key) if self.host.journaled else None
 
     def found(self, place: Place) -> int:
         """The entry that holds the result of the call or child at that place, which is asked for by this; 0 without."""
@@ -265,7 +269,11 @@ class StepScope(msgspec.Struct, eq=False):
         self.busy += 1
         try:
             again = self.host.journal.failed_before(place.key)
-            await self.uncut(self.host.children.ensure(flow, input, id, self.host.writer.run, again=again))
+            chosen = id != self.child_id(place)
+            run = self.host.writer.run
+            before = await self.uncut(self.host.children.ensure(flow, input, id, run, again=again, chosen=chosen))
+            if before is not None:
+                self.host.tell_changed(place.key, place.name, before, place.args or "")
         except RunInterruptedError:
             self.unspawned = True
         except StoreUnavailableError as error:

@@ -28,8 +28,11 @@ class Children(Protocol):
         """Runs of this flow can be gone on with here from now on."""
         ...
 
-    async def ensure(self, flow: Any, input: Any, id: str, parent: str, *, again: bool) -> None:
-        """Return when the child exists; started if it did not. `again` has one that failed before try again."""
+    async def ensure(self, flow: Any, input: Any, id: str, parent: str, *, again: bool, chosen: bool) -> str | None:
+        """Return when the child exists; started if it did not. `again` has one that failed before try again.
+
+        Gives the digest of the input that it was started with if that is another one, which a `chosen` id refuses.
+        """
         ...
 
     async def stop(self, id: str, reason: str | None) -> None:

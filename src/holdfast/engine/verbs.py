@@ -144,7 +144,7 @@ class Verbs:
             if raw and engine.registry.has(head.flow):
                 codec.decode(state)  # what the flow could not load is refused before anything is written
             # A copy: what the caller does to it later must not change what the next change is reckoned from.
-            tree = loads(dumps(state)) if raw else codec.encode(state)
+            tree = loads(dumps(state)) if raw else codec.encode(self._fitted(head.flow, state, codec.decode(tree)))
             digest = digest_of(tree)
             carried.pop("result", None)  # which another state came to
         new_head, writer = await engine.create(
@@ -165,6 +165,13 @@ class Verbs:
         with engine.custody.giving_up(writer):
             await writer.release()
         return new_head, None
+
+    def _fitted(self, flow: str, state: Any, before: Any) -> Any:
+        """A state that a user gives, as the flow takes it in the place of the one before."""
+        if not self._engine.registry.has(flow):
+            return state
+        fit = getattr(self._engine.registry.flow("", flow)[0], "fit_state", None)
+        return state if fit is None else fit(state, before)
 
     # Going on
 

@@ -82,7 +82,7 @@ class Waits:
         if record is None or (record.ended is None and record.kind != Kind.WAIT):
             await self._scope.hold(place)
             record = await self._begin_wait(place, body)
-        elif place.name in ("ask", "receive") and place.args is not None:
+        elif place.name in ("ask", "receive", "spawn") and place.args is not None:
             self._compare(place, record)
         if record.ended is None:
             record = await self._park(place, record.body, declared)

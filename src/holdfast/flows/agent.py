@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.context import Frame, Scope, here
 from holdfast.core.failures import describe
+from holdfast.core.journal import Record
 from holdfast.core.policy import CheckpointPolicy, RunLimit, check_limit, check_policy
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import (
@@ -25,7 +26,7 @@ from holdfast.errors import (
     TooManyStepsError,
     UsageError,
 )
-from holdfast.flows.base import Position, Step
+from holdfast.flows.base import FinalFailure, Position, Step
 from holdfast.flows.messages import Nonsense, ToolCall, tool_calls, unanswered, with_ids
 from holdfast.flows.speaking import Question
 from holdfast.flows.tools import Tool, as_text, as_tool
@@ -143,15 +144,25 @@ class Agent:
             messages.append({"role": "user", "content": first.prompt})
         return Position(state, self._cursor(0, 0))
 
+    def fit_state(self, state: Any, before: dict[str, Any]) -> dict[str, Any]:
+        """What a user gives in the place of the state before: all of it, or as much as `start` takes."""
+        return {**before, **(state if isinstance(state, dict) else {}), "messages": _first_messages(self.name, state)}
+
     def _cursor(self, step: int, place: int) -> dict[str, Any]:
         # Every entry of the log repeats it, so it says no more than it must.
         return {"step": step, "next": self._turns[place].called, **({"phase": place} if place else {})}
 
     def next_step(self, cursor: dict[str, Any]) -> Step[..., Any] | None:
         """A turn of the phase, unless that is gone."""
-        place = cursor.get("phase", 0)
-        turn = self._turns[place] if place < len(self._turns) else None
-        return turn if turn is not None and turn.called == cursor["next"] else None
+        place = self._place(cursor)
+        return None if place is None else self._turns[place]
+
+    def _place(self, cursor: dict[str, Any]) -> int | None:
+        """Which phase it is: by its name, where others were put in before it or taken out."""
+        place, names = cursor.get("phase", 0), [turn.called for turn in self._turns]
+        if names[place : place + 1] == [cursor["next"]]:
+            return int(place)
+        return names.index(cursor["next"]) if names.count(cursor["next"]) == 1 else None
 
     raw_state = True
     """It only ever appends to the transcript, so it knows what changes and never looks through the rest."""
@@ -159,9 +170,10 @@ class Agent:
     async def advance(self, position: Position, scope: Scope) -> Position:
         """One more turn."""
         cursor, growing = position.cursor, Transcript(position.state, scope)
-        place, step = cursor.get("phase", 0), cursor["step"] + 1
+        place, step = self._place(cursor), cursor["step"] + 1
         frame = here()
         assert frame is not None
+        assert place is not None
         await self._answer_calls(frame, growing, place)
         message = await self._ask_model(frame, growing, place)
         growing.put("iteration", growing.state["iteration"] + 1)
@@ -174,7 +186,9 @@ class Agent:
         """Append what was said with `send` since the last time; False when that is nothing."""
         before = len(growing)
         while frame.scope.has_message(frame, USER_TOPIC, new=new):
-            growing.say({"role": "user", "content": await receive(USER_TOPIC)})
+            said = await receive(USER_TOPIC)
+            # Anybody may send anything: what is no text becomes one, and not a message that no model could read.
+            growing.say({"role": "user", "content": said if isinstance(said, (str, list)) else as_text(said)})
         return len(growing) > before
 
     async def _ask_model(self, frame: Frame, growing: Transcript, place: int) -> dict[str, Any]:
@@ -253,14 +267,19 @@ class Agent:
         self, frame: Frame, tools: dict[str, Tool], wanted: ToolCall, calling: set[asyncio.Task[Any]]
     ) -> tuple[str, int | None]:
         """What a tool call gave, and the entry that holds it."""
-        tool, scope = tools.get(wanted.name), frame.scope
+        scope = frame.scope
+        # In the frame of the turn, whichever task makes the call: its id tells it from the others, and its message
+        # is durable, so that its arguments need not be compared.
+        place = frame.take(wanted.name, None, wanted.key)
+        before = scope.record(place)
+        tool, arguments, problem = _fitted(tools, wanted)
         if tool is None:
-            return f"error: there is no tool {wanted.name!r} (there are: {', '.join(tools) or 'none'})", None
-        try:
-            arguments = tool.arguments(wanted.arguments)
-        except AnswerError as error:
-            return f"error: these arguments do not fit the tool: {error.path}: {error.problem}", None
-        if tool.approval:
+            if before is None:
+                return problem, None
+            work = _changed(wanted, problem, before)
+        else:
+            work = tool.work(wanted.key)
+        if tool is not None and tool.approval and (before is None or before.ended is None):
             refusal = await self._approve(frame, tool, wanted, arguments)
             if refusal is not None:
                 return refusal, None
@@ -268,17 +287,15 @@ class Agent:
         assert task is not None
         calling.add(task)
         try:
-            work = tool.work(wanted.key)
-            # In the frame of the turn, whichever task makes the call: its id tells it from the others, and its message
-            # is durable, so that its arguments need not be compared.
-            place = frame.take(work.called, None, wanted.key)
             given = await scope.call(place, work, (arguments,), {})
             # A person who was asked what came of a call in doubt may have given something else than a text.
             return (given, scope.entry_of(place)) if type(given) is str else (as_text(given), None)
         except CallInDoubtError:
             raise
         except Exception as error:
-            if tool.raises(error):
+            if tool is not None and tool.on_error == "raise":
+                raise FinalFailure(error) from None  # the retry of the turn is the model's, and not for tools
+            if tool is not None and tool.leaves_in_doubt(error):
                 raise
             # One that the log cannot build again carries what it said when it happened: the model hears the same.
             return f"error: {error.error if isinstance(error, CallFailedError) else describe(error)}", None
@@ -296,6 +313,31 @@ class Agent:
         allowed = answer if isinstance(answer, bool) else answer["approved"]
         reason = "" if isinstance(answer, bool) else answer.get("reason", "")
         return None if allowed else "refused: a person did not allow this call" + (f": {reason}" if reason else "")
+
+
+def _fitted(tools: dict[str, Tool], wanted: ToolCall) -> tuple[Tool | None, Any, str]:
+    """The tool and the arguments of a call. No tool when it cannot be made, and why."""
+    tool = tools.get(wanted.name)
+    if tool is None:
+        known = ", ".join(tools) or "none"
+        return None, wanted.arguments, f"error: there is no tool {wanted.name!r} (there are: {known})"
+    try:
+        return tool, tool.arguments(wanted.arguments), ""
+    except AnswerError as error:
+        problem = f"error: these arguments do not fit the tool: {error.path}: {error.problem}"
+        return None, wanted.arguments, problem
+
+
+def _changed(wanted: ToolCall, problem: str, before: Record) -> Work:
+    """What stands for a call that was made, or begun, and could not be made any more as the program is now.
+
+    What was done counts, and what is in doubt stays in doubt. Only if it is to be made again is the model told.
+    """
+
+    async def tell(given: Any) -> str:
+        return problem
+
+    return Work(tell, name=wanted.name, key=wanted.key, on_doubt=before.body.get("on_doubt") or "ask")
 
 
 def _checked(what: str, phases: Sequence[Phase]) -> list[Phase]:
@@ -319,6 +361,8 @@ def _limit(what: str, own: int | None, general: int) -> int:
 
 def _by_name(what: str, tools: Sequence[Any]) -> dict[str, Tool]:
     named: dict[str, Tool] = {}
+    if isinstance(tools, (str, bytes)) or not isinstance(tools, Iterable):
+        raise UsageError(f"{what}: its tools are a list of functions, not {tools!r}")
     for one in map(as_tool, tools):
         if one.name in named:
             raise UsageError(f"{what} has two tools named {one.name!r}: give one of them another with name=")

@@ -85,6 +85,13 @@ class Flow(Protocol[R_co]):
         ...
 
 
+class FinalFailure(Exception):
+    """Carries what a step has failed with for good, whatever its retry says."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
 class Step(Work, Generic[P, R]):
     """A function with a name, retries and a timeout.
 

@@ -81,7 +81,7 @@ async def merged(functions: Sequence[Any], state: Any, need: int) -> list[Any]:
 
     When so many have failed that this cannot be, the first failure is raised.
     """
-    branches = [Branch(function, state, str(place)) for place, function in enumerate(functions)]
+    branches = [Branch(function, state, key) for function, key in zip(functions, _by_name(functions), strict=True)]
     try:
         await _until_enough(branches, need)
         # By the log, not by who is quicker this time: after a crash the same ones are first.
@@ -92,6 +92,13 @@ async def merged(functions: Sequence[Any], state: Any, need: int) -> list[Any]:
         return [await branch.begin() for branch in branches if branch in first]
     finally:
         await _give_up(branches)
+
+
+def _by_name(functions: Sequence[Any]) -> list[str]:
+    """What tells the branches apart: not their places, so that others may be put in between and before them."""
+    names = [name_of(function) for function in functions]
+    counts = (names[: place + 1].count(name) for place, name in enumerate(names))
+    return [name if count == 1 else f"{name}-{count}" for name, count in zip(names, counts, strict=True)]
 
 
 async def _until_enough(branches: list[Branch], need: int) -> None:

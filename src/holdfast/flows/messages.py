@@ -117,10 +117,13 @@ class Gathered:
 
     A part is a dict of what is new: its text is added to the text so far, its tool calls to the calls; those that
     have an `index` are put together by it, as providers stream them. A message with a role and content (or calls)
-    is the whole one: it takes the place of what came before it.
+    is the whole one, which takes the place of what came before it. Where parts have a role too, that is the one which
+    says again all that they said.
     """
 
     def __init__(self) -> None:
+        self._roles = False
+        """Whether a part had a role."""
         self._text: list[str] = []
         self._parts: dict[str, Any] = {}
         self._calls: list[Any] = []
@@ -133,9 +136,14 @@ class Gathered:
             raise Nonsense(f"a chunk of type {type(chunk).__name__}, which is no text and no part of a message")
         else:
             if "role" in chunk and (chunk.get("content") or chunk.get("tool_calls")):
-                self._text, self._parts, self._calls = [], {}, []
+                if not self._roles or self._repeated_in(chunk.get("content")):
+                    self._text, self._parts, self._calls = [], {}, []
+                self._roles = True
             for name, value in chunk.items():
                 self._take(name, value)
+
+    def _repeated_in(self, content: Any) -> bool:
+        return len(self._text) > 1 and content == "".join(self._text)
 
     def _take(self, name: str, value: Any) -> None:
         if name == "content" and isinstance(value, str):
@@ -150,9 +158,13 @@ class Gathered:
 
     def _take_call(self, part: Any) -> None:
         index = part.get("index") if isinstance(part, Mapping) else None
-        begun = [place for place, call in enumerate(self._calls) if index is not None and call.get("index") == index]
-        if begun:
-            self._calls[begun[0]] = _joined(self._calls[begun[0]], part)
+        if index is None:
+            self._calls.append(part)
+            return
+        indexes = [call.get("index") if isinstance(call, Mapping) else None for call in self._calls]
+        if index in indexes:
+            place = indexes.index(index)
+            self._calls[place] = _joined(self._calls[place], part)
         else:
             self._calls.append(part)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_origin, is_typeddict
 
 import msgspec
@@ -18,7 +17,7 @@ from holdfast.flows.branches import Merge, Reduce, is_flow, mapped, merged, need
 from holdfast.flows.moves import Keeping
 from holdfast.inside import ask, call, call_async, spawn
 from holdfast.inside import needed as needed_here
-from holdfast.work import Work, as_work, check_name
+from holdfast.work import Work, as_work, check_name, is_process_pool
 
 _ONCE = RetryPolicy()
 
@@ -44,6 +43,7 @@ def function_node(given: Any, name: str | None, options: dict[str, Any]) -> Node
         step.origin = given.origin
     else:
         step = Step(given, name=name, **options)
+        step.origin = given  # which is what its module has under that name
     return Node(step.called, step)
 
 
@@ -94,18 +94,9 @@ def compensated(node: Node, undo: Callable[..., Any], keeping: Keeping) -> Node:
     step = Step(with_compensation, name=node.name, retry=_ONCE)
     whole = Node(node.name, step, node.shape, inner=[node.step, undo, *node.flows])
     whole.problems += node.problems
-    if any(_is_process_pool(work.executor) for work in (tried, undone)):
+    if any(is_process_pool(work.executor) for work in (tried, undone)):
         whole.problems.append(f"node {node.name!r} has a compensation, so neither can run in a process pool")
     return whole
-
-
-def _is_process_pool(executor: Executor | None) -> bool:
-    if executor is None:
-        return False
-    # Whoever has one has imported it. For all others it would be a sixth of the time that `import holdfast` takes.
-    from concurrent.futures import ProcessPoolExecutor
-
-    return isinstance(executor, ProcessPoolExecutor)
 
 
 def _in_doubt(error: Exception, work: Work) -> bool:
@@ -162,6 +153,8 @@ def parallel_node(
     timeout: float | None,
 ) -> Node:
     """Several functions and flows at once."""
+    if isinstance(branches, (str, bytes)) or not isinstance(branches, Iterable):
+        raise UsageError(f"parallel {name!r}: its branches are a list of functions and flows, not {branches!r}")
     branches = list(branches)
     if not branches:
         raise UsageError(f"parallel {name!r} has no branches")

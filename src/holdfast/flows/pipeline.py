@@ -71,6 +71,9 @@ class Pipeline(Generic[S]):
             one = as_step(steps)
             self._steps = {one.name or "step-1": one}
         else:
+            given: Any = steps
+            if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+                raise UsageError(f"pipeline {name}: its steps are a list of functions, or one function, not {steps!r}")
             if total is not None:
                 raise UsageError(f"pipeline {name}: total= goes with the one-function form; a list has its own length")
             self._steps = _by_name(name, list(steps))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Any, Literal, overload
 
@@ -12,7 +12,7 @@ import msgspec
 from holdfast.core.answers import answer_value, fit_answer, schema_tree
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import AnswerError, StepTimeoutError, UsageError
-from holdfast.work import OnDoubt, Work, as_work
+from holdfast.work import OnDoubt, Work, as_work, is_process_pool
 
 
 class Tool:
@@ -51,6 +51,11 @@ class Tool:
             "executor": own.executor if executor is None else executor,
         }
         self.work("")  # refuses options that are none
+        if is_process_pool(self._options["executor"]):
+            raise UsageError(
+                f"tool {self.name!r} cannot run in a process pool: its arguments and what the model is told are made "
+                f"here. Let it await call.options(executor=...) of a function instead."
+            )
         self._declared, self.schema = _parameters(self.name, own.fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,14 +69,9 @@ class Tool:
         """What a model is told of it."""
         return {"name": self.name, "description": self.description, "parameters": self.schema}
 
-    def raises(self, error: Exception) -> bool:
-        """Whether such a failure is to fail the run, so that the model is not told.
-
-        A call that must not be repeated unasked and ran out of time may have been done: a model that heard of a
-        failure would just make another.
-        """
-        in_doubt = isinstance(error, StepTimeoutError) and self._options["on_doubt"] != "retry"
-        return self.on_error == "raise" or in_doubt
+    def leaves_in_doubt(self, error: Exception) -> bool:
+        """Whether the call may have been done: a model that heard of a failure would just make another."""
+        return isinstance(error, StepTimeoutError) and self._options["on_doubt"] != "retry"
 
     def arguments(self, given: Any) -> dict[str, Any]:
         """The arguments as plain JSON that fits the schema. Raises AnswerError that says what does not fit."""
@@ -80,6 +80,8 @@ class Tool:
                 given = msgspec.json.decode(given or "{}")
             except msgspec.DecodeError as error:
                 raise AnswerError("arguments", f"they are not JSON: {error}") from error
+            except RecursionError:
+                raise AnswerError("arguments", "they are nested too deeply") from None
         try:
             fitted: dict[str, Any] = fit_answer(self.schema, {} if given is None else given)
             self._typed(fitted)  # what only the types themselves can say is said before anybody is asked
@@ -96,8 +98,9 @@ class Tool:
     async def _awaited(self, given: dict[str, Any]) -> str:
         return as_text(await self.fn(**self._typed(given)))
 
-    def _plain(self, given: dict[str, Any]) -> str:
-        return as_text(self.fn(**self._typed(given)))
+    def _plain(self, given: dict[str, Any]) -> Any:
+        result = self.fn(**self._typed(given))
+        return _text_of(result) if inspect.isawaitable(result) else as_text(result)
 
     def _typed(self, given: dict[str, Any]) -> dict[str, Any]:
         typed = {}
@@ -107,6 +110,10 @@ class Tool:
             except AnswerError as error:
                 raise AnswerError(f"answer.{name}" + error.path.removeprefix("answer"), error.problem) from error
         return typed
+
+
+async def _text_of(later: Awaitable[Any]) -> str:
+    return as_text(await later)
 
 
 def as_text(result: Any) -> str:
