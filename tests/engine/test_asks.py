@@ -389,6 +389,23 @@ async def test_an_answer_that_came_while_nobody_was_alive_counts_although_the_ti
         assert await rt.run(body, id="r1") == "in time"
 
 
+async def test_an_answer_that_comes_too_late_is_refused_also_when_nobody_was_alive_at_that_moment(
+    make_runtime: MakeRuntime, clock: ManualClock
+) -> None:
+    body = asking(timeout=60, default="too late")
+    async with make_runtime() as rt:
+        await rt.start(body, id="r1")
+        await until_status(rt, "r1", "waiting")
+    clock.advance(61)
+    async with make_runtime() as stranger:
+        assert [one async for one in stranger.asks()] == [one async for one in stranger.asks("r1")] == []
+        for _ in range(2):
+            with pytest.raises(AnsweredError):
+                await stranger.answer("r1", "yes")
+    async with make_runtime() as rt:
+        assert await rt.run(body, id="r1") == "too late"
+
+
 async def test_an_ask_that_timed_out_is_asked_again_at_the_next_attempt(
     make_runtime: MakeRuntime, clock: ManualClock
 ) -> None:

@@ -375,6 +375,23 @@ async def test_a_message_that_came_in_time_is_received_also_when_the_run_wakes_t
 # Time out
 
 
+async def test_a_message_that_came_too_late_is_there_for_the_next_receive_though_nobody_was_alive_at_that_moment(
+    make_runtime: MakeRuntime, clock: ManualClock
+) -> None:
+    @flow
+    async def patient() -> list[Any]:
+        return [await receive("news", timeout=60, default="nothing"), await receive("news")]
+
+    async with make_runtime() as rt:
+        await rt.start(patient, id="r1")
+        await until_status(rt, "r1", "waiting")
+    clock.advance(61)
+    async with make_runtime() as stranger:
+        await stranger.send("r1", "news", "late")
+    async with make_runtime() as rt:
+        assert await rt.run(patient, id="r1") == ["nothing", "late"]
+
+
 async def test_receive_gives_its_default_or_raises_when_nothing_comes_in_time(
     make_runtime: MakeRuntime, clock: ManualClock
 ) -> None:

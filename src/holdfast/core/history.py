@@ -43,6 +43,8 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seq: int
     topic: str
     data: Any
+    at: float = 0.0
+    """When it was sent."""
 
 
 class Point:
@@ -153,7 +155,8 @@ def with_signal(pending: tuple[Signal, ...], seq: int, body: dict[str, Any]) -> 
     """The messages with the one of that entry; one that was put back is in its old place."""
     place = body.get("again", seq)
     kept = [signal for signal in pending if signal.seq != place]
-    return tuple(sorted((*kept, Signal(place, body["topic"], body["data"])), key=lambda one: one.seq))
+    signal = Signal(place, body["topic"], body["data"], body.get("at", 0.0))
+    return tuple(sorted((*kept, signal), key=lambda one: one.seq))
 
 
 def _pending_in(run: str, entry: Entry, body: dict[str, Any]) -> tuple[Signal, ...]:

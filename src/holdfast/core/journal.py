@@ -21,7 +21,8 @@ the checkpoint that the step began with:
 
 and of those without a key:
 
-    signal      {"topic", "data"}                 a message came in; with "again", its seq, it was put back
+    signal      {"topic", "data", "at"}           a message came in, which was sent then; with "again", its seq, it was
+                                                  put back
     emitted     {"name", "data", "path"}          a chunk of a stream
     superseded  {"seqs"}                          chunks of an attempt that went another way the next time
 """

@@ -57,16 +57,17 @@ class Inbox:
         def written(seq: int | HoldfastError) -> None:
             self.coming.remove(body["topic"])
             if isinstance(seq, int):
-                self.signals.append(Signal(seq, body["topic"], body["data"]))
+                self.signals.append(Signal(seq, body["topic"], body["data"], item.at))
                 self.changed()
 
-        self._notes.put(Kind.SIGNAL, {"topic": body["topic"], "data": body["data"]}, take=(item.id,), written=written)
+        note = {"topic": body["topic"], "data": body["data"], "at": item.at}
+        self._notes.put(Kind.SIGNAL, note, take=(item.id,), written=written)
 
     def put_back(self, signal: Signal) -> None:
         """Whoever was given the message did not wait any longer: it is the next one of its topic again."""
         self.signals.append(signal)
         self.signals.sort(key=lambda one: one.seq)
-        body = {"topic": signal.topic, "data": signal.data, "again": signal.seq}
+        body = {"topic": signal.topic, "data": signal.data, "at": signal.at, "again": signal.seq}
         self._notes.put(Kind.SIGNAL, body, written=lambda seq: self.changed())
 
     def unread(self, asks: Iterable[str]) -> dict[int, str]:

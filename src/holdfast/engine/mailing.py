@@ -57,12 +57,17 @@ class Mailing:
                 raise AnsweredError(run, ask) from None
             raise
         open_asks = {record.body["ask"]: record for record in await self._open_asks(head)}
-        if ask is None and len(open_asks) == 1:
-            ask = next(iter(open_asks))
+        meant = [one for one, record in open_asks.items() if not self._is_over(record)] or list(open_asks)
+        if ask is None and len(meant) == 1:
+            ask = meant[0]
         if ask is None or ask not in open_asks:
             if ask is not None and await self._was_settled(run, ask):
                 raise AnsweredError(run, ask)
             raise NoQuestionError(run, ask, list(open_asks))
+        if self._is_over(open_asks[ask]):
+            # At the door, as its run does it: nobody may have been there at that moment.
+            await self._post(run, Mail("timeout", dumps({"ask": ask}), key=f"answer-{ask}"))
+            raise AnsweredError(run, ask)
         value = fit_answer(open_asks[ask].body["schema"], value)
         tree = self._codec(head).encode(value, path="answer")
         mail = Mail("answer", dumps({"ask": ask, "value": tree}), key=f"answer-{ask}")
@@ -78,7 +83,8 @@ class Mailing:
                 raise RunNotFoundError(run)
             unread = await self._with_mail([head])
             for record in await self._open_asks(head):
-                yield self._ask(head, record, raw=raw, unread=bool(unread))
+                if not self._is_over(record):
+                    yield self._ask(head, record, raw=raw, unread=bool(unread))
             return
         query = Query(states=_ASKING, limit=_PAGE)
         while heads := await self._engine.store.list_heads(query):
@@ -90,7 +96,8 @@ class Mailing:
                 except StoreDamagedError:
                     continue  # told by `doctor`; the questions of the others are shown
                 for record in found:
-                    yield self._ask(head, record, raw=raw, unread=head.id in unread)
+                    if not self._is_over(record):
+                        yield self._ask(head, record, raw=raw, unread=head.id in unread)
             query = replace(query, after=(heads[-1].created_at, heads[-1].id))
 
     async def children_ended(self, head: Head) -> bool:
@@ -98,6 +105,11 @@ class Mailing:
         children = [r.body["run"] for r in (await self._journal(head)).open_waits() if r.body["wait"] == "child"]
         found = await self._engine.store.read_heads(children) if children else []
         return any(child is None or child.status in ENDED for child in found)
+
+    def _is_over(self, record: Record) -> bool:
+        """Whether the time of a question has run out, though its run may not know yet."""
+        until = record.body["until"]
+        return until is not None and until <= self._engine.clock.now()
 
     async def _with_mail(self, heads: list[Head]) -> set[str]:
         """Those of these runs that have mail which they have not taken in."""

@@ -44,6 +44,11 @@ class _Parked:
         self.signal: Signal | None = None
         """The message that it gets."""
 
+    def may_have(self, signal: Signal) -> bool:
+        """Whether the message is one that this waits for, and was sent in time, however late it is noticed."""
+        until = self.body.get("until")
+        return signal.topic == self.body["topic"] and (until is None or signal.at <= until)
+
 
 class LeftWith(NamedTuple):
     """What a run that was let go waits for: in words, when it is due, and its open questions."""
@@ -185,7 +190,7 @@ class Waits:
                 mail, body = inbox.answers[parked.body["ask"]]
                 self._end(parked, self._answered(parked, mail.id, body))
             elif kind == "receive":
-                signal = next((one for one in inbox.signals if one.topic == parked.body["topic"]), None)
+                signal = next((one for one in inbox.signals if parked.may_have(one)), None)
                 if signal is not None:
                     inbox.signals.remove(signal)
                     parked.signal = signal
