@@ -38,6 +38,7 @@ _PAGE = 200
 _NOBODY = "nobody"
 _LAST = "~"  # behind every place
 _UNFINISHED = tuple(status.value for status in RunStatus if status not in ENDED)
+LeaveOut = Callable[[StoreDamagedError], None]
 _decode_light = msgspec.json.Decoder(tuple[str, str, str | None])
 
 
@@ -68,7 +69,7 @@ class Snapshot(NamedTuple):
 class Chooser:
     """Belongs to one server; `left_out` is told of damaged runs that a list does without."""
 
-    def __init__(self, server: Server, left_out: Callable[[StoreDamagedError], None]) -> None:
+    def __init__(self, server: Server, left_out: LeaveOut) -> None:
         self._server, self._left_out = server, left_out
 
     async def listed(self, query: Query, *, claimer: str | None = None) -> list[Found]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from holdfast.errors import StoreDamagedError, StoreError, StoreUnavailableError, StoreVersionError
-from holdfast.model import Claim, Commit, Entry, Head, HeadChange, Mail, Owner, Posted, Query, Refusal, Reply
+from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Refusal, Reply
 from holdfast.store.base import Store
 from holdfast.store.redis import scripts
 from holdfast.store.redis.address import address_of
-from holdfast.store.redis.choosing import Chooser
+from holdfast.store.redis.choosing import Chooser, LeaveOut
+from holdfast.store.redis.claiming import Claimer
 from holdfast.store.redis.inspecting import Inspector
 from holdfast.store.redis.listening import Listener
 from holdfast.store.redis.promises import read_promises
@@ -26,7 +25,6 @@ log = logging.getLogger("holdfast")
 
 VERSION = 1
 _FORGET_AFTER = 3600.0  # seconds that a dead owner stays in the list of owners
-_TOGETHER = 100  # runs claimed by one script
 _owner_header = msgspec.json.Decoder(tuple[str, str])
 _warned: set[str] = set()
 
@@ -107,54 +105,7 @@ class RedisStore(Store):
         return [_reply(commit, *outcome, alone=alone) for commit, outcome in zip(batch, found, strict=True)]
 
     async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
-        claims: list[Claim] = []
-        again = True
-        while again and len(claims) < query.limit:
-            done = tuple(claim.head.id for claim in claims)
-            left = replace(query, limit=query.limit - len(claims), but=(*query.but, *done))
-            try:
-                again = await self._claim(left, owner, claims)
-            except StoreError:
-                if claims:  # the caller owns these already and must know it
-                    return claims
-                raise
-        return claims
-
-    async def _claim(self, query: Query, owner: str, claims: list[Claim]) -> bool:
-        """Claim the runs that are as they were seen; whether to look again because others were not."""
-        chooser, taken = self._here().chooser, b""
-        if query.in_turn:
-            chosen, taken = await chooser.in_turn(query, owner)
-        else:
-            chosen = await chooser.listed(query, claimer=owner)
-        for start in range(0, len(chosen), _TOGETHER):
-            some = chosen[start : start + _TOGETHER]
-            given = pack((owner, raw(taken), [(one.head.id, raw(one.rev)) for one in some]))
-            replies = await self._server.ask(scripts.CLAIM, given, pack(FIELDS))
-            damaged: list[StoreDamagedError] = []
-            for one, reply in zip(some, replies, strict=True):
-                try:
-                    claims += _claimed(one.head.id, *reply)
-                except StoreDamagedError as error:
-                    damaged.append(error)
-            for harm in damaged:
-                await self._give_back(harm, owner, alone=query.ids == (harm.run_id,))
-            if any(outcome == b"changed" for outcome, *_ in replies):
-                return True
-        return False
-
-    async def _give_back(self, error: StoreDamagedError, owner: str, *, alone: bool) -> None:
-        """Own no run that cannot be gone on with; who asked for this very run is told."""
-        run = error.run_id or ""
-        fence = await self._server.do("HGET", f"{self._address.prefix}:head:{run}", "fence")
-        if fence is not None and fence.isdigit():
-            change = HeadChange(owner=None)
-            await self._server.ask(
-                scripts.COMMIT, packed_batch([Commit(run=run, owner=owner, fence=int(fence), change=change)])
-            )
-        if alone:
-            raise error
-        self._leave_out(error)
+        return await self._here().claimer.claims(query, owner)
 
     async def post_mail(self, run: str, mail: Mail) -> Posted:
         given = pack((run, mail.key or "", mail.key is not None, raw(mail_text(mail))))
@@ -228,25 +179,16 @@ class RedisStore(Store):
 class _Opened:
     """What an open store works with, in one process."""
 
-    def __init__(self, server: Server, left_out: Any) -> None:
+    def __init__(self, server: Server, left_out: LeaveOut) -> None:
         self.server = server
         self.chooser = Chooser(server, left_out)
+        self.claimer = Claimer(server, self.chooser, left_out)
         self.listener = Listener(server.client, server.address.prefix)
         self.inspector = Inspector(server)
 
     def abandon(self) -> None:
         """Leave the connections to the process that made them."""
         self.server.abandon(self)
-
-
-def _claimed(run: str, outcome: bytes, *rest: Any) -> list[Claim]:
-    """What one run's part of a claim came to. Raises StoreDamagedError when it cannot be read."""
-    if outcome == b"damaged":
-        raise StoreDamagedError(run, None, rest[0].decode())
-    if outcome != b"":
-        return []
-    row, entries, mail = rest
-    return [Claim(found_in(row, FIELDS).head, tuple(entry_in(run, text) for text in entries), mail_in(run, mail))]
 
 
 def _reply(commit: Commit, outcome: bytes, text: bytes, mail: Sequence[bytes] = (), *, alone: bool) -> Reply:
