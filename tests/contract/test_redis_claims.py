@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,8 +53,14 @@ def unowned(run: str, **fields: Any) -> Commit:
     return create(run, **({"owner": None, "fence": 0, "status": "pending"} | fields))
 
 
-def before_the_claim(store: RedisStore, *doings: Callable[[], Awaitable[Any]]) -> None:
-    """Let something happen between what a claim has seen and what it takes, each time that it tries."""
+Doing = Callable[[], Awaitable[Any]]
+
+
+def before_the_claim(store: RedisStore, *doings: Doing) -> list[Doing]:
+    """Let something happen between what a claim has seen and what it takes, each time that it tries.
+
+    Gives the list of what has not happened yet.
+    """
     server, waiting = store._here().server, list(doings)
     ask = server.ask
 
@@ -63,6 +70,7 @@ def before_the_claim(store: RedisStore, *doings: Callable[[], Awaitable[Any]]) -
         return await ask(script, *values)
 
     server.ask = asked  # type: ignore[method-assign]
+    return waiting
 
 
 async def paused_by(other: RedisStore, run: str) -> None:
@@ -116,7 +124,7 @@ async def test_a_limit_counts_what_came_to_be_under_way_meanwhile(
 ) -> None:
     other.beat(owner(CAROL), 1000.0)
     await store.commit([unowned("a"), unowned("b"), create("c", owner=ALICE, status="running")])
-    meanwhile: dict[str, Callable[[], Awaitable[Any]]] = {
+    meanwhile: dict[str, Doing] = {
         "claimed": lambda: other.claim_runs(Query(ids=("a",)), CAROL),
         "made": lambda: other.commit([create("d", owner=CAROL)]),
         "alive again": lambda: asyncio.to_thread(other.beat, owner(ALICE), 1000.0),
@@ -124,6 +132,36 @@ async def test_a_limit_counts_what_came_to_be_under_way_meanwhile(
     before_the_claim(store, meanwhile[how])
     query = Query(states=PENDING, in_turn=True, limits=(Limit("flow", 1),))
     assert await store.claim_runs(query, BOB) == []
+
+
+@pytest.mark.parametrize("flow", ["flow", "another"])
+async def test_a_limit_with_room_left_lets_a_claim_be_done_however_many_others_start(
+    store: RedisStore, other: RedisStore, flow: str
+) -> None:
+    other.beat(owner(CAROL), 1000.0)
+    await store.commit([unowned("a"), unowned("b")])
+    more = [partial(other.commit, [create(f"more-{n}", owner=CAROL, flow=flow)]) for n in range(3)]
+    left = before_the_claim(store, *more)
+    query = Query(in_turn=True, states=PENDING, limits=(Limit("flow", 3),))
+    assert [claim.head.id for claim in await store.claim_runs(query, BOB)] == ["a", "b"]
+    assert len(left) == 2
+
+
+async def test_a_limit_per_key_counts_what_came_to_be_under_way_meanwhile(store: RedisStore, other: RedisStore) -> None:
+    other.beat(owner(CAROL), 1000.0)
+    await store.commit([unowned("a", key="x"), unowned("b", key="y"), unowned("c")])
+    before_the_claim(store, lambda: other.commit([create("d", owner=CAROL, key="x")]))
+    query = Query(in_turn=True, states=PENDING, limits=(Limit("flow", None, 1),))
+    assert [claim.head.id for claim in await store.claim_runs(query, BOB)] == ["b", "c"]
+
+
+async def test_a_claim_ends_with_nothing_when_others_are_faster_each_time(store: RedisStore, other: RedisStore) -> None:
+    await store.commit([unowned("a")])
+    left = before_the_claim(store, *[partial(other.post_mail, "a", Mail("send"))] * 50)
+    assert await store.claim_runs(Query(), BOB) == []
+    assert left
+    left.clear()
+    assert [claim.head.id for claim in await store.claim_runs(Query(), BOB)] == ["a"]
 
 
 async def test_what_was_claimed_before_the_server_was_gone_is_told(store: RedisStore, other: RedisStore) -> None:

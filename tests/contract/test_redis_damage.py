@@ -126,17 +126,14 @@ async def test_an_entry_that_is_no_entry_is_named_and_its_run_not_owned(
     assert await store.inspect() == []
 
 
-@pytest.mark.parametrize("counter", ["rev", "taken"])
 async def test_a_counter_that_is_no_number_stops_a_script_before_it_writes(
-    store: RedisStore, client: redis.Redis, prefix: str, counter: str
+    store: RedisStore, client: redis.Redis, prefix: str
 ) -> None:
-    client.hset(f"{prefix}:meta", counter, "many")
+    client.hset(f"{prefix}:meta", "rev", "many")
     before = {key: client.dump(key) for key in client.scan_iter(match=f"{prefix}:*", count=1000)}
     for name in ("commit", "claim", "mail"):
-        with pytest.raises(StoreDamagedError, match=counter):
+        with pytest.raises(StoreDamagedError, match="rev"):
             await OPERATIONS[name](store)
-    with pytest.raises(StoreDamagedError, match=counter):
-        store.beat(owner(CAROL), 15.0)
     assert {key: client.dump(key) for key in client.scan_iter(match=f"{prefix}:*", count=1000)} == before
 
 

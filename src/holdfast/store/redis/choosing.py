@@ -56,7 +56,6 @@ class UnderWay(msgspec.Struct, frozen=True):
 class Snapshot(NamedTuple):
     """What the pages script tells of one moment."""
 
-    taken: bytes
     under_way: list[UnderWay]
     free: list[Found]
     """The runs of the claimer and of dead owners."""
@@ -84,8 +83,8 @@ class Chooser:
                     break
         return chosen
 
-    async def in_turn(self, query: Query, claimer: str) -> tuple[list[Found], bytes]:
-        """Those whose turn it is, with the number that must not have changed when they are claimed."""
+    async def in_turn(self, query: Query, claimer: str) -> tuple[list[Found], list[str]]:
+        """Those whose turn it is, and the other runs of the claimer that do not count for the limits."""
         named = await self._named(query)
         lines = [] if named is not None else await self._lines(query)
         depth = min(max(query.limit, DEPTH), READ_AT_MOST)
@@ -104,7 +103,8 @@ class Chooser:
             if ends.keys() <= {head.queue for head in known}:
                 chosen = first_in_turn(known, others, query.limits, query.limit, ends)
                 if chosen is not None:
-                    return [free[head.id] for head in chosen], shot.taken if query.limits else b""
+                    spared = free.keys() - {head.id for head in chosen}
+                    return [free[head.id] for head in chosen], [one.id for one in shot.under_way if one.id in spared]
             full, _ = reached(others, query.limits)
             if not full.isdisjoint(flow for _, flow, _ in lines):  # nothing of these is taken, however many there are
                 lines = [line for line in lines if line[1] not in full]
@@ -210,9 +210,8 @@ class Chooser:
         claimer: str = "",
     ) -> Snapshot:
         given = pack((indexes, claimer == "", start, stop, count))
-        taken, owned, free, pages = await self._server.ask(scripts.PAGES, given, pack(fields), claimer)
+        owned, free, pages = await self._server.ask(scripts.PAGES, given, pack(fields), claimer)
         return Snapshot(
-            taken,
             _under_way(owned),
             self._read(free, fields),
             [(number, last, self._read(rows, fields)) for number, last, rows in pages],

@@ -14,6 +14,7 @@ from holdfast.store.redis.records import FIELDS, entry_in, found_in, mail_in, pa
 from holdfast.store.redis.server import Server
 
 _TOGETHER = 100  # runs claimed by one script
+TRIES = 10  # in a row that may be in vain, because others were faster
 
 
 class Claimer:
@@ -25,8 +26,8 @@ class Claimer:
     async def claims(self, query: Query, owner: str) -> list[Claim]:
         """What this owner gets with this query."""
         claims: list[Claim] = []
-        again = True
-        while again and len(claims) < query.limit:
+        again, in_vain = True, 0
+        while again and in_vain < TRIES and len(claims) < query.limit:
             done = tuple(claim.head.id for claim in claims)
             left = replace(query, limit=query.limit - len(claims), but=(*query.but, *done))
             try:
@@ -35,18 +36,20 @@ class Claimer:
                 if claims:  # the caller owns these already and must know it
                     return claims
                 raise
+            in_vain = in_vain + 1 if len(claims) == len(done) else 0
         return claims
 
     async def _claim(self, query: Query, owner: str, claims: list[Claim]) -> bool:
         """Claim the runs that are as they were seen; whether to look again because others were not."""
-        taken = b""
+        spared: list[str] = []
         if query.in_turn:
-            chosen, taken = await self._chooser.in_turn(query, owner)
+            chosen, spared = await self._chooser.in_turn(query, owner)
         else:
             chosen = await self._chooser.listed(query, claimer=owner)
+        limits = _limits(query)
         for start in range(0, len(chosen), _TOGETHER):
             some = chosen[start : start + _TOGETHER]
-            given = pack((owner, raw(taken), [(one.head.id, raw(one.rev)) for one in some]))
+            given = pack((owner, limits, spared, [(one.head.id, raw(one.rev)) for one in some]))
             replies = await self._server.ask(scripts.CLAIM, given, pack(FIELDS))
             damaged: list[StoreDamagedError] = []
             for one, reply in zip(some, replies, strict=True):
@@ -72,6 +75,16 @@ class Claimer:
         if alone:
             raise error
         self._left_out(error)
+
+
+def _limits(query: Query) -> list[tuple[str, int, int]]:
+    """The limits as the script takes them."""
+
+    def number(most: int | None) -> int:
+        return -1 if most is None else most
+
+    limits = query.limits if query.in_turn else ()
+    return [(limit.flow, number(limit.most), number(limit.most_per_key)) for limit in limits]
 
 
 def _claimed(run: str, outcome: bytes, *rest: Any) -> list[Claim]:

@@ -22,7 +22,7 @@ def _script(*names: str) -> Script:
 
 OPEN = _script("prelude", "open")
 COMMIT = _script("prelude", "indexes", "commit")
-CLAIM = _script("prelude", "indexes", "claim")
+CLAIM = _script("prelude", "indexes", "limits", "claim")
 POST = _script("prelude", "indexes", "post")
 DELETE = _script("prelude", "indexes", "delete")
 HEADS = _script("prelude", "heads")

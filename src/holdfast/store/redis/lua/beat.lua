@@ -2,16 +2,12 @@
 
 local owner, known, lease, remembered = unpack(cmsgpack.unpack(ARGV[2]))
 for _, name in ipairs({'leases', 'beats'}) do redis.call('ZCARD', P .. name) end
-for _, name in ipairs({'owners', 'owned', 'meta'}) do redis.call('HLEN', P .. name) end
-local problem = check_counters()
-if problem then return {'store', problem} end
-local was_dead = not alive(owner)
+for _, name in ipairs({'owners', 'owned'}) do redis.call('HLEN', P .. name) end
 local gone = redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', now - remembered, 'LIMIT', 0, 100)
 
 redis.call('HSET', P .. 'owners', owner, known)
 redis.call('ZADD', P .. 'leases', now + lease, owner)
 redis.call('ZADD', P .. 'beats', stamp, owner)
-if was_dead then redis.call('HINCRBY', P .. 'meta', 'taken', 1) end
 
 -- Owners that died long ago and own nothing leave no trace.
 if #gone > 0 then

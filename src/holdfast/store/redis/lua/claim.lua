@@ -1,15 +1,10 @@
--- ARGV[2]: {owner, what `taken` must be or '', the runs as {id, rev}}, ARGV[3]: the fields of a head.
--- Claims those that are as the caller saw them. Gives for each {'', row, log from its base on, mail},
--- {'changed'} or {'damaged', text}.
+-- ARGV[2]: {owner, limits, its own runs that do not count for them, the runs as {id, rev}}, ARGV[3]: the fields of a head.
+-- Claims those that are as the caller saw them and for which there is room. Gives for each {'', row, log from its base
+-- on, mail}, {'changed'} or {'damaged', text}.
 
-local owner, counted, wanted = unpack(cmsgpack.unpack(ARGV[2]))
+local owner, limits, spared, wanted = unpack(cmsgpack.unpack(ARGV[2]))
 local fields = cmsgpack.unpack(ARGV[3])
-local replies, states = {}, {}
-
-if counted ~= '' and (redis.call('HGET', P .. 'meta', 'taken') or '0') ~= counted then
-  for i = 1, #wanted do replies[i] = {'changed'} end
-  return replies
-end
+local replies, states, but = {}, {}, {}
 
 for i, one in ipairs(wanted) do
   local s, problem = load(one[1])
@@ -21,8 +16,14 @@ for i, one in ipairs(wanted) do
   else
     local shared = check_shared() or check_places(one[1], s)
     if shared then return {'store', shared} end
-    states[i] = s
+    states[i], but[one[1]] = s, true
   end
+end
+
+for _, run in ipairs(spared) do but[run] = true end
+count_under_way(limits, owner, but)
+for i = 1, #wanted do
+  if states[i] and not take_room(states[i].light) then states[i], replies[i] = nil, {'changed'} end
 end
 
 -- The log of a run that somebody has is not dropped: what is left of it is all that there is to go on with.
@@ -52,8 +53,5 @@ for i, s in pairs(states) do
   replies[i] = {'', row(run, fields), log, mail_of(run, s)}
   claimed = true
 end
-if claimed then
-  note_taken()
-  publish(false)
-end
+if claimed then publish(false) end
 return replies

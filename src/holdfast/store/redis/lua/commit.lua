@@ -79,7 +79,6 @@ local touched, ready = false, false
 local function write(c, s)
   local run, head = c[1], of('head', c[1])
   local before = s and places(run, s) or {}
-  local owner = s and s.owner
   s = s and changed(s, c) or changed({}, c)
   s.seq, s.first, s.base = tonumber(s.seq), tonumber(s.first), tonumber(s.base)
   if c[12] then
@@ -97,7 +96,6 @@ local function write(c, s)
     enter(before, after)
     if c[4] then redis.call('SADD', P .. 'lines', line_of(s)) end
     if s.owner then redis.call('HSET', P .. 'owned', run, holding(s)) else redis.call('HDEL', P .. 'owned', run) end
-    if s.owner and s.owner ~= owner then note_taken() end
     ready = ready or not s.owner
     let_fade(run, s)
   end

@@ -41,7 +41,7 @@ local function check_shared()
     local problem = check(P .. name, wanted)
     if problem then return problem end
   end
-  return check_counters()
+  return check_counter()
 end
 
 -- The same for those in which a run of this state stands, or will.
@@ -69,11 +69,4 @@ local rev
 local function next_rev()
   rev = rev or string.format('%.0f', redis.call('HINCRBY', P .. 'meta', 'rev', 1))
   return rev
-end
-
--- More runs than before may have a live owner: claims that count them look again.
-local taken = false
-local function note_taken()
-  if not taken then redis.call('HINCRBY', P .. 'meta', 'taken', 1) end
-  taken = true
 end

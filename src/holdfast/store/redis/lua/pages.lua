@@ -1,5 +1,5 @@
 -- ARGV[2]: {indexes, is newest first, from, to, how many of each}, ARGV[3]: fields, ARGV[4]: who claims, or ''.
--- Gives {taken, owned, the rows of runs whose owner is dead or the claimer, for each index {how many, last member, rows}}.
+-- Gives {owned, the rows of runs whose owner is dead or the claimer, for each index {how many, last member, rows}}.
 -- All of it at one moment. Members are 16 or 20 hex digits that sort, and the id.
 
 local indexes, newest, from, to, count = unpack(cmsgpack.unpack(ARGV[2]))
@@ -30,4 +30,4 @@ if claimer ~= '' then
     end
   end
 end
-return {redis.call('HGET', P .. 'meta', 'taken') or '0', owned, free, pages}
+return {owned, free, pages}
