@@ -126,6 +126,42 @@ async def test_an_entry_that_is_no_entry_is_named_and_its_run_not_owned(
     assert await store.inspect() == []
 
 
+def garbled(client: redis.Redis, key: str) -> None:
+    """Leave a log that only its reader finds to be none."""
+    client.lset(key, 0, b"not one of ours")
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+@pytest.mark.parametrize("harm", [garbled, dropped])
+async def test_damaged_runs_take_nobodys_turn_and_are_not_taken_up(
+    store: RedisStore, client: redis.Redis, prefix: str, harm: Harm, in_turn: bool
+) -> None:
+    store.beat(owner(BOB), 1000.0)
+    await store.commit([create(run, owner=None, status="pending") for run in ("1", "2", "3", "4", "5")])
+    for run in ("1", "2", "4", "5"):
+        harm(client, f"{prefix}:log:{run}")
+    for sound in (["3"], []):
+        query = Query(in_turn=in_turn, states=(("pending", False),), limit=1)
+        assert [claim.head.id for claim in await store.claim_runs(query, BOB)] == sound
+    found = client.hmget(f"{prefix}:head:1", "owner", "attempt")
+    assert found == [None, b"1"]
+
+
+async def test_nobody_is_called_to_a_damaged_run_that_was_given_back(
+    store: RedisStore, client: redis.Redis, prefix: str
+) -> None:
+    await store.commit([create("1", owner=None, status="pending")])
+    garbled(client, f"{prefix}:log:1")
+    with client.pubsub(ignore_subscribe_messages=True) as calls:
+        calls.subscribe(f"{prefix}:ready")
+        assert calls.get_message(timeout=10.0) is None  # it listens now
+        assert await store.claim_runs(Query(in_turn=True, states=(("pending", False),)), BOB) == []
+        client.publish(f"{prefix}:ready", "the first call")
+        message = calls.get_message(timeout=10.0)
+        assert message is not None
+        assert message["data"] == b"the first call"
+
+
 async def test_a_counter_that_is_no_number_stops_a_script_before_it_writes(
     store: RedisStore, client: redis.Redis, prefix: str
 ) -> None:

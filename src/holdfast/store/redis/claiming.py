@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -26,21 +27,22 @@ class Claimer:
     async def claims(self, query: Query, owner: str) -> list[Claim]:
         """What this owner gets with this query."""
         claims: list[Claim] = []
+        done: list[str] = []  # what was claimed, or found damaged: the others get their turn then
         again, in_vain = True, 0
         while again and in_vain < TRIES and len(claims) < query.limit:
-            done = tuple(claim.head.id for claim in claims)
+            before = len(done)
             left = replace(query, limit=query.limit - len(claims), but=(*query.but, *done))
             try:
-                again = await self._claim(left, owner, claims)
+                again = await self._claim(left, owner, claims, done)
             except StoreError:
                 if claims:  # the caller owns these already and must know it
                     return claims
                 raise
-            in_vain = in_vain + 1 if len(claims) == len(done) else 0
+            in_vain = in_vain + 1 if len(done) == before else 0
         return claims
 
-    async def _claim(self, query: Query, owner: str, claims: list[Claim]) -> bool:
-        """Claim the runs that are as they were seen; whether to look again because others were not."""
+    async def _claim(self, query: Query, owner: str, claims: list[Claim], done: list[str]) -> bool:
+        """Claim the runs that are as they were seen; whether to look again because some were not, or are damaged."""
         spared: list[str] = []
         if query.in_turn:
             chosen, spared = await self._chooser.in_turn(query, owner)
@@ -48,33 +50,28 @@ class Claimer:
             chosen = await self._chooser.listed(query, claimer=owner)
         limits = _limits(query)
         for start in range(0, len(chosen), _TOGETHER):
-            some = chosen[start : start + _TOGETHER]
-            given = pack((owner, limits, spared, [(one.head.id, raw(one.rev)) for one in some]))
-            replies = await self._server.ask(scripts.CLAIM, given, pack(FIELDS))
-            damaged: list[StoreDamagedError] = []
-            for one, reply in zip(some, replies, strict=True):
-                try:
-                    claims += _claimed(one.head.id, *reply)
-                except StoreDamagedError as error:
-                    damaged.append(error)
-            for harm in damaged:
-                await self._give_back(harm, owner, alone=query.ids == (harm.run_id,))
-            if any(outcome == b"changed" for outcome, *_ in replies):
+            some = [(one.head.id, raw(one.rev)) for one in chosen[start : start + _TOGETHER]]
+            replies = await self._server.ask(scripts.CLAIM, pack((owner, limits, spared, some)), pack(FIELDS))
+            got, damaged = _read([(run, *reply) for (run, _), reply in zip(some, replies, strict=True)])
+            claims += got
+            done += [*(claim.head.id for claim in got), *(run for run, _, _ in damaged)]
+            for run, error, row in damaged:
+                if row is not None:
+                    await self._give_back(run, row, owner)
+                if query.ids == (run,):  # who asked for this very run is told
+                    raise error
+                self._left_out(error)
+            if len(got) < len(some):
                 return True
         return False
 
-    async def _give_back(self, error: StoreDamagedError, owner: str, *, alone: bool) -> None:
-        """Own no run that cannot be gone on with; who asked for this very run is told."""
-        run = error.run_id or ""
-        fence = await self._server.do("HGET", f"{self._server.address.prefix}:head:{run}", "fence")
-        if fence is not None and fence.isdigit():
-            change = HeadChange(owner=None)
-            await self._server.ask(
-                scripts.COMMIT, packed_batch([Commit(run=run, owner=owner, fence=int(fence), change=change)])
-            )
-        if alone:
-            raise error
-        self._left_out(error)
+    async def _give_back(self, run: str, row: Any, owner: str) -> None:
+        """Let a run that cannot be gone on with be as if it had not been taken up, and call nobody to it."""
+        _, _, values = row
+        fence, attempt = (int(values[FIELDS.index(name)]) for name in ("fence", "attempt"))
+        change = HeadChange(owner=None, attempt=attempt - 1)
+        batch = packed_batch([Commit(run=run, owner=owner, fence=fence, change=change)])
+        await self._server.ask(scripts.COMMIT, batch, "quiet")
 
 
 def _limits(query: Query) -> list[tuple[str, int, int]]:
@@ -87,11 +84,18 @@ def _limits(query: Query) -> list[tuple[str, int, int]]:
     return [(limit.flow, number(limit.most), number(limit.most_per_key)) for limit in limits]
 
 
-def _claimed(run: str, outcome: bytes, *rest: Any) -> list[Claim]:
-    """What one run's part of a claim came to. Raises StoreDamagedError when it cannot be read."""
-    if outcome == b"damaged":
-        raise StoreDamagedError(run, None, rest[0].decode())
-    if outcome != b"":
-        return []
-    row, entries, mail = rest
-    return [Claim(found_in(row, FIELDS).head, tuple(entry_in(run, text) for text in entries), mail_in(run, mail))]
+def _read(replies: Iterable[Sequence[Any]]) -> tuple[list[Claim], list[tuple[str, StoreDamagedError, Any]]]:
+    """What was claimed, and which runs are damaged, with the rows of those that are owned now all the same."""
+    claims: list[Claim] = []
+    damaged: list[tuple[str, StoreDamagedError, Any]] = []
+    for run, outcome, *rest in replies:
+        if outcome == b"damaged":
+            damaged.append((run, StoreDamagedError(run, None, rest[0].decode()), None))
+        elif outcome == b"":
+            row, entries, mail = rest
+            try:
+                log = tuple(entry_in(run, text) for text in entries)
+                claims.append(Claim(found_in(row, FIELDS).head, log, mail_in(run, mail)))
+            except StoreDamagedError as error:
+                damaged.append((run, error, row))
+    return claims, damaged

@@ -1,4 +1,5 @@
--- ARGV[2]: the batch. Writes each commit wholly or refuses it; gives {what became of it, text, mail} for each.
+-- ARGV[2]: the batch, ARGV[3]: 'quiet' when nobody is to be called to what it gives up. Writes each commit wholly or
+-- refuses it; gives {what became of it, text, mail} for each.
 -- A commit: run, owner, fence, is new, flaw, first seq, entries, fields, cleared, taken, rebase {seq, entry, cursor, at},
 -- whether it may move the run in the indexes, which a usual step does not.
 
@@ -117,5 +118,5 @@ for i, c in ipairs(batch) do
     replies[i] = {'', '', mail_of(run, runs[run])}
   end
 end
-if touched then publish(ready) end
+if touched then publish(ready and ARGV[3] ~= 'quiet') end
 return replies
