@@ -263,6 +263,31 @@ async def test_a_store_without_its_version_is_damaged_and_not_begun_anew(
         await RedisStore(shared_server().url(prefix)).open()
 
 
+@pytest.mark.parametrize("writes", ["nothing", "a run"])
+async def test_a_store_that_lost_everything_while_it_was_open_is_one_that_others_can_open(
+    store: RedisStore, client: redis.Redis, prefix: str, writes: str
+) -> None:
+    clear(shared_server(), prefix)
+    store.beat(owner(), 1000.0)
+    if writes == "a run":
+        await store.commit([create("first"), create("second")])
+        assert client.hget(f"{prefix}:meta", "version") == b"1"
+    other = RedisStore(shared_server().url(prefix), create=writes == "nothing")
+    await other.open()
+    assert len(await other.list_heads(Query())) == (0 if writes == "nothing" else 2)
+    assert await other.inspect() == []
+    await other.close()
+
+
+async def test_writing_does_not_make_a_store_whole_that_has_lost_its_version(
+    store: RedisStore, client: redis.Redis, prefix: str
+) -> None:
+    client.delete(f"{prefix}:meta")
+    await store.commit([create("new")])
+    with pytest.raises(StoreDamagedError, match="version"):
+        await RedisStore(shared_server().url(prefix)).open()
+
+
 async def test_with_create_false_a_prefix_without_a_store_is_refused_and_stays_empty(client: redis.Redis) -> None:
     empty = new_prefix()
     with pytest.raises(StoreError, match="does not exist"):

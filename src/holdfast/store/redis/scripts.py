@@ -6,6 +6,8 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import NamedTuple
 
+VERSION = 1  # of what the scripts write
+
 
 class Script(NamedTuple):
     """A script and the name by which a server that has seen it knows it."""
@@ -17,6 +19,7 @@ class Script(NamedTuple):
 def _script(*names: str) -> Script:
     folder = files("holdfast.store.redis") / "lua"
     text = "\n".join((folder / f"{name}.lua").read_text(encoding="utf-8") for name in names)
+    text = f"local VERSION = '{VERSION}'\n{text}"
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -19,11 +19,11 @@ from holdfast.store.redis.inspecting import Inspector
 from holdfast.store.redis.listening import Listener
 from holdfast.store.redis.promises import read_promises
 from holdfast.store.redis.records import FIELDS, entry_in, found_in, mail_in, mail_text, pack, packed_batch, raw
+from holdfast.store.redis.scripts import VERSION
 from holdfast.store.redis.server import Server
 
 log = logging.getLogger("holdfast")
 
-VERSION = 1
 _FORGET_AFTER = 3600.0  # seconds that a dead owner stays in the list of owners
 _owner_header = msgspec.json.Decoder(tuple[str, str])
 _warned: set[str] = set()
@@ -66,7 +66,7 @@ class RedisStore(Store):
                 log.warning("holdfast: %s", told)
 
     async def _check_version(self, server: Server) -> None:
-        found = await server.ask(scripts.OPEN, str(VERSION), "yes" if self._create else "no")
+        found = await server.ask(scripts.OPEN, "yes" if self._create else "no")
         if found == b"none":
             raise StoreUnavailableError(f"{server.where} does not exist. Name another one, or run something in it.")
         if not found.isdigit() or int(found) < VERSION:

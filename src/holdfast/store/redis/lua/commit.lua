@@ -43,6 +43,12 @@ local function refusal(s, c)
   if rebase and (rebase < first or rebase > last + #c[7]) then return 'gap' end
 end
 
+-- The server may have lost everything since the store was opened: the first run makes it anew. One that has runs but no
+-- version is not made whole by writing to it.
+local function begin_store()
+  if redis.call('EXISTS', P .. 'runs') == 0 then redis.call('HSETNX', P .. 'meta', 'version', VERSION) end
+end
+
 local function append(run, entries)
   for i = 1, #entries, CHUNK do
     redis.call('RPUSH', of('log', run), unpack(entries, i, math.min(i + CHUNK - 1, #entries)))
@@ -80,6 +86,7 @@ local touched, ready = false, false
 local function write(c, s)
   local run, head = c[1], of('head', c[1])
   local before = s and places(run, s) or {}
+  if c[4] then begin_store() end
   s = s and changed(s, c) or changed({}, c)
   s.seq, s.first, s.base = tonumber(s.seq), tonumber(s.first), tonumber(s.base)
   if c[12] then
