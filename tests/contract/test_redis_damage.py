@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from holdfast.errors import StoreDamagedError, StoreError, StoreVersionError
-from holdfast.model import HeadChange, Mail, Query, Refusal
+from holdfast.model import Commit, HeadChange, Mail, Query, Refusal
 from holdfast.store.redis import RedisStore
 from holdfast.testing.build import BOB, CAROL, commit, create, entry, owner
 from servers.redis import clear, new_prefix, shared_server
@@ -232,6 +232,32 @@ async def test_whatever_key_is_of_another_type_nothing_is_half_written(
             client.delete(other)
         for other, content in keys.items():
             client.restore(other, 0, content)
+
+
+BATCHES: dict[str, list[Commit]] = {
+    "in:failed": [create("new"), commit("new", 2, change=HeadChange(status="failed"))],
+    "turn:paused:7:default:flow": [
+        commit("good", 4, change=HeadChange(status="paused", wake_at=None)),
+        commit("good", 9, change=HeadChange(status="waiting")),  # refused, so it is still paused
+        commit("good", 5, change=HeadChange(owner=None)),
+    ],
+    "later:running:7:default:flow": [
+        commit("good", rebase=entry(3)),
+        commit("good", rebase=entry(2), change=HeadChange(status="failed")),  # gone by then, so it still runs
+        commit("good", 4, change=HeadChange(owner=None)),
+    ],
+}
+
+
+@pytest.mark.parametrize("index", BATCHES)
+async def test_an_index_that_only_a_later_commit_of_a_batch_comes_to_is_looked_at_before_the_first_is_written(
+    store: RedisStore, client: redis.Redis, prefix: str, index: str
+) -> None:
+    client.set(f"{prefix}:{index}", "not ours")
+    before = {key: client.dump(key) for key in client.scan_iter(match=f"{prefix}:*", count=1000)}
+    with pytest.raises(StoreDamagedError, match=index):
+        await store.commit([create("other"), *BATCHES[index]])
+    assert {key: client.dump(key) for key in client.scan_iter(match=f"{prefix}:*", count=1000)} == before
 
 
 async def test_a_store_of_a_newer_version_is_refused_unchanged(

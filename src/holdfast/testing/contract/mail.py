@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from holdfast.model import HeadChange, Mail, Posted, Query
+from holdfast.model import HeadChange, Mail, Posted, Query, Reply
 from holdfast.store.base import Store
 from holdfast.testing.build import BOB, commit, create
 from holdfast.testing.clock import ManualClock
@@ -45,6 +45,17 @@ class MailContract(ContractBase):
         await store.post_mail("run", Mail("send"))
         (second,) = await self.mail(store)
         assert second.id > first.id
+
+    async def test_the_commits_of_a_batch_take_mail_one_after_the_other(self, store: Store) -> None:
+        await self.write(store, create("run"))
+        for _ in range(3):
+            await store.post_mail("run", Mail("send"))
+        first, second, third = (one.id for one in await self.mail(store))
+        batch = [commit("run", 2, take=(first,)), commit("run", 3), commit("run", 4, take=(first, second, third))]
+        assert (await store.commit(batch))[-1] == Reply()
+        assert await store.list_heads(Query(has_mail=True)) == []
+        assert await store.post_mail("run", Mail("send")) is Posted.ACCEPTED
+        assert len(await self.mail(store)) == 1
 
     @pytest.mark.parametrize("text", HOSTILE_TEXTS)
     async def test_kind_and_key_come_back_verbatim(self, store: Store, text: str) -> None:

@@ -4,33 +4,17 @@
 -- whether it may move the run in the indexes, which a usual step does not.
 
 local batch = cmsgpack.unpack(ARGV[2])
-local runs, damage = {}, {}
+local runs, ahead, damage = {}, {}, {}  -- as they are, as the commits looked at so far will leave them, what is wrong
+local replies, afters = {}, {}
 
+-- The state after a commit, but for the mail that it takes.
 local function changed(s, c)
   local after = {}
   for _, name in ipairs(STATE) do after[name] = s[name] end
   for i = 1, #c[8], 2 do after[c[8][i]] = c[8][i + 1] end
   for _, name in ipairs(c[9]) do after[name] = nil end
+  after.seq, after.first, after.base = tonumber(after.seq), c[11][1] or tonumber(after.first), tonumber(after.base)
   return after
-end
-
--- Everything that may be touched is looked at before the first write.
-local function look_at(c)
-  local run = c[1]
-  if runs[run] == nil and not damage[run] then
-    local s, problem = load(run)
-    runs[run], damage[run] = s or false, problem
-  end
-  if damage[run] or not c[12] then return end
-  local s = runs[run]
-  local shared = check_shared() or (s and check_places(run, s))
-  if not shared and (s or c[4]) then shared = check_places(run, changed(s or {}, c)) end
-  return shared
-end
-
-for _, c in ipairs(batch) do
-  local problem = look_at(c)
-  if problem then return {'store', problem} end
 end
 
 local function refusal(s, c)
@@ -41,6 +25,30 @@ local function refusal(s, c)
   if c[5] == 'gap' or (#c[7] > 0 and c[6] ~= last + 1) then return 'gap' end
   local rebase = c[11][1]
   if rebase and (rebase < first or rebase > last + #c[7]) then return 'gap' end
+end
+
+-- What becomes of a commit, in the state that those before it will leave. Everything that may be touched is looked at
+-- here, before the first write.
+local function look_at(c)
+  local run = c[1]
+  if ahead[run] == nil and not damage[run] then
+    local s, problem = load(run)
+    runs[run], ahead[run], damage[run] = s or false, s or false, problem
+  end
+  if damage[run] then return 'damaged', damage[run] end
+  local s = ahead[run]
+  local refused = refusal(s, c)
+  if refused then return refused, '' end
+  ahead[run] = changed(s or {}, c)
+  local shared = c[12] and (check_shared() or (s and check_places(run, s)) or check_places(run, ahead[run]))
+  if shared then return 'store', shared end
+  return '', ''
+end
+
+for i, c in ipairs(batch) do
+  replies[i] = {look_at(c)}
+  afters[i] = ahead[c[1]]
+  if replies[i][1] == 'store' then return replies[i] end
 end
 
 -- The server may have lost everything since the store was opened: the first run makes it anew. One that has runs but no
@@ -55,11 +63,10 @@ local function append(run, entries)
   end
 end
 
-local function rebased(run, s, rebase)
-  local index = rebase[1] - s.first
+local function rebased(run, s, first, rebase)
+  local index = rebase[1] - first
   redis.call('LSET', of('log', run), index, rebase[2])
   if index > 0 then redis.call('LTRIM', of('log', run), index, -1) end
-  s.first = rebase[1]
   redis.call('HSET', of('head', run), 'first', string.format('%.0f', s.first))
   if s.first == s.seq then redis.call('HSET', of('head', run), 'cursor', rebase[3], 'updated_at', rebase[4]) end
 end
@@ -83,21 +90,17 @@ end
 
 local touched, ready = false, false
 
-local function write(c, s)
+local function write(c, was, s)
   local run, head = c[1], of('head', c[1])
-  local before = s and places(run, s) or {}
+  local before = was and places(run, was) or {}
+  if was then s.mails = was.mails end  -- which those before it may have taken
   if c[4] then begin_store() end
-  s = s and changed(s, c) or changed({}, c)
-  s.seq, s.first, s.base = tonumber(s.seq), tonumber(s.first), tonumber(s.base)
-  if c[12] then
-    s.rev = next_rev()
-    redis.call('HSET', head, 'rev', s.rev)
-  end
+  if c[12] then redis.call('HSET', head, 'rev', next_rev()) end
   if #c[8] > 0 then redis.call('HSET', head, unpack(c[8])) end
   if #c[9] > 0 then redis.call('HDEL', head, unpack(c[9])) end
   append(run, c[7])
   take(run, s, c[10])
-  if c[11][1] then rebased(run, s, c[11]) end
+  if c[11][1] then rebased(run, s, was and was.first or 1, c[11]) end
   if c[12] then
     local after = places(run, s)
     leave(before, after)
@@ -108,21 +111,17 @@ local function write(c, s)
     let_fade(run, s)
   end
   touched = true
-  return s
 end
 
-local replies = {}
 for i, c in ipairs(batch) do
-  local run = c[1]
-  local refused = not damage[run] and refusal(runs[run], c)
-  if damage[run] then
-    replies[i] = {'damaged', damage[run]}
-  elseif refused then
-    replies[i] = {refused, ''}
-  else
+  if replies[i][1] == '' then
+    local run = c[1]
     local empty = not c[4] and #c[7] + #c[8] + #c[9] + #c[10] == 0 and not c[11][1]
-    if not empty then runs[run] = write(c, runs[run]) end
-    replies[i] = {'', '', mail_of(run, runs[run])}
+    if not empty then
+      write(c, runs[run], afters[i])
+      runs[run] = afters[i]
+    end
+    replies[i][3] = mail_of(run, runs[run])
   end
 end
 if touched then publish(ready and ARGV[3] ~= 'quiet') end
