@@ -173,6 +173,38 @@ async def test_what_was_claimed_before_the_server_was_gone_is_told(store: RedisS
     assert [claim.head.id for claim in await store.claim_runs(Query(), BOB)] == ["b"]
 
 
+@pytest.mark.parametrize("how", ["claimed", "deleted"])
+async def test_a_line_is_forgotten_when_nobody_stands_in_it_and_known_again_when_somebody_does(
+    store: RedisStore, prefix: str, how: str
+) -> None:
+    def lines() -> set[bytes]:
+        with shared_server().client() as client:
+            return set(client.smembers(f"{prefix}:lines"))
+
+    here, there = b"4:here:flow", b"5:there:flow"
+    await store.commit([unowned("a", queue="here"), unowned("b", queue="here", wake_at=9.0)])
+    await store.commit([create("c", owner=BOB, queue="there")])
+    assert lines() == {here}
+    for run, left in (("a", {here}), ("b", set())):
+        if how == "deleted":
+            assert await store.delete_run(run)
+        else:
+            assert len(await store.claim_runs(Query(ids=(run,)), BOB)) == 1
+        assert lines() == left
+    await store.commit([commit("c", 2, owner=BOB, change=HeadChange(owner=None))])
+    assert lines() == {there}
+    query = Query(in_turn=True, states=(("running", False),))
+    assert [claim.head.id for claim in await store.claim_runs(query, BOB)] == ["c"]
+    assert lines() == set()
+
+
+async def test_a_run_whose_line_is_not_known_is_found(store: RedisStore, prefix: str) -> None:
+    await store.commit([unowned("a")])
+    with shared_server().client() as client:
+        client.delete(f"{prefix}:lines")
+    assert await store.inspect() == [("a", "its line is not known")]
+
+
 STATUSES = ("pending", "running", "waiting", "completed")
 
 

@@ -96,7 +96,7 @@ async def test_where_the_settings_cannot_be_read_that_is_what_is_said(
     await one.close()
 
 
-@pytest.mark.parametrize("forbidden", ["publish", "zadd", "hsetnx", "pexpireat", "eval"])
+@pytest.mark.parametrize("forbidden", ["publish", "zadd", "hsetnx", "srem", "pexpireat", "eval"])
 async def test_a_user_who_may_not_do_all_is_told_before_anything_is_written(
     server: RedisServer, client: redis.Redis, forbidden: str
 ) -> None:

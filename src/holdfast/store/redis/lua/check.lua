@@ -16,6 +16,7 @@ for _, run in ipairs(cmsgpack.unpack(ARGV[2])) do
       if type(score) ~= 'string' or tonumber(score) ~= tonumber(at[2]) then
         note(run, 'it is not in the index ' .. string.sub(key, #P + 1))
       end
+      if at[3] and redis.pcall('SISMEMBER', P .. 'lines', at[3]) ~= 1 then note(run, 'its line is not known') end
     end
     local held = redis.pcall('HGET', P .. 'owned', run)
     if (held or nil) ~= (s.owner and holding(s)) then note(run, 'it is not in the index owned as it is') end

@@ -105,7 +105,6 @@ local function write(c, was, s)
     local after = places(run, s)
     leave(before, after)
     enter(before, after)
-    if c[4] then redis.call('SADD', P .. 'lines', line_of(s)) end
     if s.owner then redis.call('HSET', P .. 'owned', run, holding(s)) else redis.call('HDEL', P .. 'owned', run) end
     ready = ready or not s.owner
     let_fade(run, s)

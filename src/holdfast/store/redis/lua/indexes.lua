@@ -3,7 +3,8 @@
 -- The runs of one flow in one queue stand in one line. Either name may hold anything, hence the length.
 local function line_of(s) return #s.queue .. ':' .. s.queue .. ':' .. s.flow end
 
--- Where a run of this state is to stand: index -> {member, score}. Where the score is 0, members sort by their bytes.
+-- Where a run of this state is to stand: index -> {member, score, line}. Where the score is 0, members sort by their
+-- bytes; only those indexes that are part of a line name one.
 local function places(run, s)
   local found = {
     [P .. 'runs'] = {s.place, '0'},
@@ -11,7 +12,8 @@ local function places(run, s)
   }
   if not s.owner and not ENDED[s.status] then
     -- What waits for a time stands apart, or all that sleeps would stand in the way of what is ready.
-    found[P .. (s.wake_at and 'later:' or 'turn:') .. s.status .. ':' .. line_of(s)] = {s.turn, '0'}
+    local line = line_of(s)
+    found[P .. (s.wake_at and 'later:' or 'turn:') .. s.status .. ':' .. line] = {s.turn, '0', line}
   end
   if s.wake_at then found[P .. 'due'] = {s.place, s.wake_at} end
   if s.expires_at then found[P .. 'expiring'] = {s.place, s.expires_at} end
@@ -52,15 +54,30 @@ local function check_places(run, s)
   end
 end
 
+-- A line in which nobody stands any more is forgotten: claims look at all that are known, and a fleet that makes a
+-- queue for each of its customers would know more each day.
+local function forget_if_empty(line)
+  local parts = {}
+  for _, status in ipairs(UNFINISHED) do
+    parts[#parts + 1] = P .. 'turn:' .. status .. ':' .. line
+    parts[#parts + 1] = P .. 'later:' .. status .. ':' .. line
+  end
+  if redis.call('EXISTS', unpack(parts)) == 0 then redis.call('SREM', P .. 'lines', line) end
+end
+
 local function leave(before, after)
   for key, at in pairs(before) do
-    if not after[key] then redis.call('ZREM', key, at[1]) end
+    if not after[key] then
+      redis.call('ZREM', key, at[1])
+      if at[3] then forget_if_empty(at[3]) end
+    end
   end
 end
 
 local function enter(before, after)
   for key, at in pairs(after) do
     if not before[key] or before[key][2] ~= at[2] then redis.call('ZADD', key, at[2], at[1]) end
+    if at[3] and not before[key] then redis.call('SADD', P .. 'lines', at[3]) end
   end
 end
 

@@ -6,6 +6,7 @@
 
 local P = ARGV[1] .. ':'
 local ENDED = {completed = true, failed = true, cancelled = true}
+local UNFINISHED = {'pending', 'running', 'waiting', 'paused', 'interrupted'}
 local STATE = {'status', 'owner', 'fence', 'attempt', 'seq', 'first', 'base', 'wake_at', 'expires_at', 'parent',
   'flow', 'queue', 'place', 'turn', 'light', 'mails', 'last_mail', 'used', 'last', 'rev'}
 local CHUNK = 1000  -- values in one call: Lua has room for some thousands on its stack
