@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import redis
+from msgspec.structs import replace
 
 from holdfast.errors import StoreDamagedError, StoreError, StoreVersionError
-from holdfast.model import Commit, HeadChange, Mail, Query, Refusal
+from holdfast.model import Commit, HeadChange, Limit, Mail, Query, Refusal
 from holdfast.store.redis import RedisStore
 from holdfast.testing.build import BOB, CAROL, commit, create, entry, owner
 from servers.redis import clear, new_prefix, shared_server
@@ -173,28 +174,43 @@ async def test_a_counter_that_is_no_number_stops_a_script_before_it_writes(
     assert {key: client.dump(key) for key in client.scan_iter(match=f"{prefix}:*", count=1000)} == before
 
 
-@pytest.mark.parametrize(
-    ("key", "field"), [("owned", "good"), ("owners", CAROL), ("lines", None), ("due", None), ("leases", None)]
-)
-async def test_rubbish_in_a_shared_key_is_told_or_passed_over(
-    store: RedisStore, client: redis.Redis, prefix: str, key: str, field: str | None
+HOLDS = f"+{CAROL} ".encode()
+BROKEN: list[tuple[str, bytes, bytes]] = [
+    ("owned", b"good", HOLDS + b"rubbish"),
+    ("owned", b"good", HOLDS + b'["flo'),
+    ("owned", b"good", HOLDS + b'["\xff","default",null]'),
+    ("owned", b"\xff", HOLDS + b'["flow","default",null]'),
+    ("owned", b"good", b"\xff"),
+    ("owners", CAROL.encode(), b"rubbish"),
+    ("owners", CAROL.encode(), b'["\xff","{}"]'),
+    ("owners", b"\xff", b'["host","{}"]'),
+    ("lines", b"\xffrubbish", b""),
+    ("lines", b"4:\xff\xff\xff\xff:flow", b""),
+    ("due", b"\xff", b""),
+    ("leases", b"\xff", b""),
+]
+
+
+@pytest.mark.parametrize(("key", "field", "value"), BROKEN)
+async def test_what_cannot_be_read_in_a_shared_key_is_left_out_and_the_others_go_on(
+    store: RedisStore, client: redis.Redis, prefix: str, key: str, field: bytes, value: bytes
 ) -> None:
-    store.beat(owner(CAROL), 1000.0)
-    if field is not None:
-        client.hset(f"{prefix}:{key}", field, f"+{CAROL} rubbish")
+    for one in (BOB, CAROL):
+        store.beat(owner(one), 1000.0)
+    await store.commit([create(f"free-{n}", owner=None, status="pending", wake_at=9.0) for n in range(4)])
+    if value:
+        client.hset(f"{prefix}:{key}", field, value)
     elif key == "lines":
-        client.sadd(f"{prefix}:lines", b"\xffrubbish")
+        client.sadd(f"{prefix}:{key}", field)
     else:
-        client.zadd(f"{prefix}:{key}", {b"\xff": 1.0})
-    for attempt in (
-        lambda: store.claim_runs(Query(in_turn=True), BOB),
-        lambda: store.claim_runs(Query(due_by=100.0), BOB),
-        lambda: store.list_heads(Query(due_by=100.0)),
-        store.list_owners,
-        store.inspect,
-    ):
-        with suppress(StoreDamagedError):
-            await attempt()
+        client.zadd(f"{prefix}:{key}", {field: 1.0})
+    pending = Query(states=(("pending", False),), limit=1)
+    for n, given in enumerate(({"in_turn": True}, {"due_by": 100.0}, {"in_turn": True, "limits": (Limit("flow", 9),)})):
+        assert len(await store.claim_runs(replace(pending, **given), BOB)) == 1, n  # type: ignore[arg-type]
+    assert {head.id for head in await store.list_heads(Query(due_by=100.0))} >= {"good", "free-0"}
+    assert [len(await store.list_heads(Query(owner=one))) for one in (BOB, CAROL)] == [3, 0]
+    assert BOB in {one.id for one in await store.list_owners()}
+    await store.inspect()
 
 
 OPERATIONS: dict[str, Callable[[RedisStore], Awaitable[Any]]] = {

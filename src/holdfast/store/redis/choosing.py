@@ -133,7 +133,11 @@ class Chooser:
         wanted = _UNFINISHED if query.states is None else {status for status, _ in query.states}
         found: list[tuple[str, str, str]] = []
         for line in await self._server.do("SMEMBERS", self._key("lines")):
-            queue, flow = line_in(line)
+            try:
+                queue, flow = line_in(line)
+            except StoreDamagedError as error:
+                self._left_out(error)
+                continue
             if (query.queues is None or queue in query.queues) and (query.flows is None or flow in query.flows):
                 names = [f"{status}:{line.decode()}" for status in _UNFINISHED if status in wanted]
                 found += [(queue, flow, self._key(f"turn:{name}")) for name in names]
@@ -164,7 +168,11 @@ class Chooser:
 
     async def _held_by(self, owner: str) -> list[str]:
         held = await self._server.do("HGETALL", self._key("owned"))
-        return [run.decode() for run, value in held.items() if value[1:].partition(b" ")[0] == owner.encode()]
+        return [
+            run.decode(errors="replace")
+            for run, value in held.items()
+            if value[1:].partition(b" ")[0] == owner.encode()
+        ]
 
     async def _of_ids(self, ids: Iterable[str], fields: Sequence[str]) -> AsyncIterator[Found]:
         """The heads of these runs; those that are not there, or damaged, are left out."""
@@ -212,11 +220,23 @@ class Chooser:
         given = pack((indexes, claimer == "", start, stop, count))
         owned, free, pages = await self._server.ask(scripts.PAGES, given, pack(fields), claimer)
         return Snapshot(
-            _under_way(owned),
+            self._under_way(owned),
             self._read(free, fields),
             [(number, last, self._read(rows, fields)) for number, last, rows in pages],
             count,
         )
+
+    def _under_way(self, owned: Sequence[bytes]) -> list[UnderWay]:
+        """What live owners have; what cannot be read counts for no queue and no limit, and stops nobody."""
+        found: list[UnderWay] = []
+        for run, value in zip(owned[::2], owned[1::2], strict=True):
+            if value.startswith(b"+"):
+                try:
+                    found.append(UnderWay(run.decode(), *_decode_light.decode(value.partition(b" ")[2])))
+                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    text = f"who has it cannot be read: {error}"
+                    self._left_out(StoreDamagedError(run.decode(errors="replace"), None, text))
+        return found
 
     def _read(self, rows: Iterable[Any], fields: Sequence[str]) -> list[Found]:
         found: list[Found] = []
@@ -251,18 +271,6 @@ def _bounds(query: Query) -> tuple[str, str]:
     upper = [sortable(query.created_before)] if query.created_before is not None else []
     upper += [place_of(*query.after)] if query.after is not None else []
     return f"({min(upper)}" if upper else "+", "-" if query.created_from is None else f"[{sortable(query.created_from)}"
-
-
-def _under_way(owned: Sequence[bytes]) -> list[UnderWay]:
-    found: list[UnderWay] = []
-    for run, value in zip(owned[::2], owned[1::2], strict=True):
-        if value.startswith(b"+"):
-            try:
-                flow, queue, key = _decode_light.decode(value.partition(b" ")[2])
-            except msgspec.MsgspecError as error:
-                raise StoreDamagedError(run.decode(errors="replace"), None, "who has it cannot be read") from error
-            found.append(UnderWay(run.decode(), flow, queue, key))
-    return found
 
 
 def _ends(shot: Snapshot, lines: Sequence[tuple[str, str, str]]) -> dict[str, str]:

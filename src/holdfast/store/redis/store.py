@@ -135,9 +135,11 @@ class RedisStore(Store):
         for owner, known, beat_at, alive in await self._server.ask(scripts.OWNERS):
             try:
                 name, info = _owner_header.decode(known)
-            except msgspec.MsgspecError as error:
-                raise StoreDamagedError(None, None, f"what is said of owner {owner!a} cannot be read") from error
-            found.append(Owner(owner.decode(), name, alive == 1, float(beat_at), info.encode()))
+                found.append(Owner(owner.decode(), name, alive == 1, float(beat_at), info.encode()))
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                self._leave_out(
+                    StoreDamagedError(None, None, f"what is said of owner {owner!a} cannot be read: {error}")
+                )
         return sorted(found, key=lambda one: one.id)
 
     # Reading
