@@ -213,6 +213,30 @@ async def test_what_cannot_be_read_in_a_shared_key_is_left_out_and_the_others_go
     await store.inspect()
 
 
+async def test_what_claims_and_lists_of_owners_leave_out_is_found(
+    store: RedisStore, client: redis.Redis, prefix: str
+) -> None:
+    store.beat(owner(CAROL), 1000.0)
+    client.hset(f"{prefix}:owners", CAROL, "rubbish")
+    client.sadd(f"{prefix}:lines", "rubbish", "sweepings")
+    (first, owners), *lines = await store.inspect()
+    assert first is None
+    assert CAROL in owners
+    assert {text for _, text in lines} == {f"b'{word}' is no line of a queue" for word in ("rubbish", "sweepings")}
+
+
+@pytest.mark.parametrize("key", ["owners", "leases", "lines"])
+async def test_a_shared_key_of_another_type_is_found(
+    store: RedisStore, client: redis.Redis, prefix: str, key: str
+) -> None:
+    store.beat(owner(CAROL), 1000.0)
+    replaced(client, f"{prefix}:{key}")
+    client.delete(f"{prefix}:log:bad")
+    found = await store.inspect()
+    assert ("bad", "entries of its log are missing") in found
+    assert any(run is None and "another type" in text for run, text in found)
+
+
 OPERATIONS: dict[str, Callable[[RedisStore], Awaitable[Any]]] = {
     "commit": lambda store: store.commit(
         [

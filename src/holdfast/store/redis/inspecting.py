@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
+from holdfast.errors import StoreDamagedError
 from holdfast.store.redis import scripts
-from holdfast.store.redis.records import pack
+from holdfast.store.redis.records import line_in, owner_in, pack
 from holdfast.store.redis.server import Server
 
 _PAGE = 200
@@ -25,6 +27,7 @@ class Inspector:
         found = [(run, text) for run, text, *_ in await self._of_runs(sorted(runs))]
         known = {run for run, _ in found}
         found += [(run, text) for run, text, *_ in await self._of_indexes(sorted(indexes)) if run not in known]
+        found += [("", text) for text in await self._of_shared()]
         return [(run or None, text) for run, text in found]
 
     async def forget(self, run: str) -> None:
@@ -67,7 +70,26 @@ class Inspector:
             start += _PAGE
         return found
 
+    async def _of_shared(self) -> list[str]:
+        """What lists of owners and claims leave out."""
+        lines = self._server.address.prefix + ":lines"
+        found = await _unreadable(self._server.ask(scripts.OWNERS), owner_in)
+        return found + await _unreadable(self._server.do("SMEMBERS", lines), line_in)
+
     async def _check(self, runs: Sequence[str], indexes: Sequence[str], start: int) -> tuple[list[list[str]], bool]:
         given = pack((indexes, start, _PAGE))
         problems, more = await self._server.ask(scripts.CHECK, pack(runs), given)
         return [[part.decode(errors="replace") for part in problem] for problem in problems], more == 1
+
+
+async def _unreadable(asked: Awaitable[Iterable[Any]], read: Callable[[Any], object]) -> list[str]:
+    found: list[str] = []
+    try:
+        for one in await asked:
+            try:
+                read(one)
+            except StoreDamagedError as error:
+                found.append(error.problem)
+    except StoreDamagedError as error:  # a key of another type
+        found.append(error.problem)
+    return found

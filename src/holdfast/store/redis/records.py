@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.core.record import is_empty
 from holdfast.errors import StoreDamagedError
-from holdfast.model import Commit, Entry, Head, Mail, Refusal
+from holdfast.model import Commit, Entry, Head, Mail, Owner, Refusal
 
 _TEXTS = ("status", "owner", "flow", "parent", "queue", "key", "waiting_for")
 _WHOLE = ("fence", "attempt", "base", "floor", "priority", "seq")
@@ -36,6 +36,7 @@ LIGHT = (*_TEXTS, "priority", "wake_at", "expires_at", "created_at", "metadata",
 _STORED = [name for name in Head.__struct_fields__ if name in _READ]
 _double = Struct(">d").pack
 _header = msgspec.json.Decoder(tuple[int, str, int, float, str, int])
+_owner_header = msgspec.json.Decoder(tuple[str, str])
 _mail_header = msgspec.json.Decoder(tuple[str, str | None])
 
 
@@ -88,6 +89,16 @@ def line_in(member: bytes) -> tuple[str, str]:
         return rest[: int(size)].decode(), rest[int(size) + 1 :].decode()
     except ValueError as error:
         raise StoreDamagedError(None, None, f"{member[:80]!a} is no line of a queue") from error
+
+
+def owner_in(row: Sequence[Any]) -> Owner:
+    """The owner in a row of the owners script. Raises StoreDamagedError when it is not what was once written."""
+    owner, known, beat_at, alive = row
+    try:
+        name, info = _owner_header.decode(known)
+        return Owner(owner.decode(), name, alive == 1, float(beat_at), info.encode())
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StoreDamagedError(None, None, f"what is said of owner {owner!a} cannot be read: {error}") from error
 
 
 def run_in(member: bytes) -> str:

@@ -18,14 +18,23 @@ from holdfast.store.redis.claiming import Claimer
 from holdfast.store.redis.inspecting import Inspector
 from holdfast.store.redis.listening import Listener
 from holdfast.store.redis.promises import read_promises
-from holdfast.store.redis.records import FIELDS, entry_in, found_in, mail_in, mail_text, pack, packed_batch, raw
+from holdfast.store.redis.records import (
+    FIELDS,
+    entry_in,
+    found_in,
+    mail_in,
+    mail_text,
+    owner_in,
+    pack,
+    packed_batch,
+    raw,
+)
 from holdfast.store.redis.scripts import VERSION
 from holdfast.store.redis.server import Server
 
 log = logging.getLogger("holdfast")
 
 _FORGET_AFTER = 3600.0  # seconds that a dead owner stays in the list of owners
-_owner_header = msgspec.json.Decoder(tuple[str, str])
 _warned: set[str] = set()
 
 
@@ -132,14 +141,11 @@ class RedisStore(Store):
 
     async def list_owners(self) -> list[Owner]:
         found: list[Owner] = []
-        for owner, known, beat_at, alive in await self._server.ask(scripts.OWNERS):
+        for row in await self._server.ask(scripts.OWNERS):
             try:
-                name, info = _owner_header.decode(known)
-                found.append(Owner(owner.decode(), name, alive == 1, float(beat_at), info.encode()))
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                self._leave_out(
-                    StoreDamagedError(None, None, f"what is said of owner {owner!a} cannot be read: {error}")
-                )
+                found.append(owner_in(row))
+            except StoreDamagedError as error:
+                self._leave_out(error)
         return sorted(found, key=lambda one: one.id)
 
     # Reading
