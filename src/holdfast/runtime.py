@@ -18,6 +18,7 @@ from holdfast.engine.children import Family
 from holdfast.engine.doctor import examine
 from holdfast.engine.engine import Engine
 from holdfast.engine.following import Following
+from holdfast.engine.hurry import unless_hurried
 from holdfast.engine.listing import list_query, page_cursor
 from holdfast.engine.mailing import Mailing
 from holdfast.engine.pruning import Pruning
@@ -122,6 +123,8 @@ class Runtime:
         self._worker: RunTaker | None = None
         self._hurry: asyncio.Event | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._signed_off = True
+        """Whether others can take at once what this process had, when it was last closed."""
 
     # Opening and closing
 
@@ -196,9 +199,10 @@ class Runtime:
         try:
             await engine.shutdown(self._grace, hurry)
         finally:
+            self._signed_off = not engine.ownership.begun
             self._engine = self._verbs = None
             await self._reader.drain()  # who asked for a run in this very moment is told that this process stops
-            await self._store.close()
+            await unless_hurried(self._store.close(), hurry)
 
     def _describe(self) -> dict[str, Any]:
         names = self._engine.registry.names if self._engine is not None else ()

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime
+from holdfast.engine import hurry
 from holdfast.errors import RunInterruptedError, UsageError
+from holdfast.model import Claim, Query
 from holdfast.store.base import Store
+from watched import WatchedStore
 
 MakeRuntime = Callable[..., Runtime]
 MakeStore = Callable[[], Store]
@@ -201,6 +204,52 @@ async def test_steps_that_the_policy_left_out_are_saved_at_a_shutdown(make_runti
         point = await rt.load("r1")
     assert point is not None
     assert (point.state, point.step, point.next) == (2, 2, "hang")
+
+
+class Unreachable(WatchedStore):
+    """A store that does not answer any more to what a runtime does on its way out."""
+
+    def __init__(self, inner: Store, silent: str) -> None:
+        super().__init__(inner)
+        self._silent, self.asked = silent, asyncio.Event()
+
+    async def _wait(self, name: str) -> None:
+        if name == self._silent:
+            self.asked.set()
+            await asyncio.Event().wait()
+
+    async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
+        await self._wait("claim")
+        return await super().claim_runs(query, owner)
+
+    async def retire_owner(self, owner: str) -> None:
+        await self._wait("retire")
+        await super().retire_owner(owner)
+
+    async def close(self) -> None:
+        await super().close()
+        await self._wait("close")
+
+
+@pytest.mark.parametrize("silent", ["claim", "retire", "close"])
+async def test_the_second_request_does_not_wait_for_a_store_that_does_not_answer(
+    make_runtime: MakeRuntime, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    monkeypatch.setattr(hurry, "_A_MOMENT", 0.01)
+    store = Unreachable(make_store(), silent)
+    rt = make_runtime(store)
+    await rt.__aenter__()
+    await rt.run(Pipeline("short", [lambda state: state]), 1, id="r1")
+    if silent == "claim":
+        claiming = asyncio.ensure_future(rt.rewind("r1@1"))
+        await store.asked.wait()
+    closing = asyncio.ensure_future(rt.close())
+    await store.asked.wait()
+    async with asyncio.timeout(5):
+        await asyncio.gather(closing, rt.close())
+    assert rt._signed_off == (silent != "retire")
+    if silent == "claim":
+        claiming.cancel()
 
 
 async def test_a_closed_runtime_says_that_it_is_closed(make_runtime: MakeRuntime) -> None:

@@ -162,7 +162,10 @@ async def _work(runtime: Runtime, address: tuple[str, int] | None, flows: list[s
             if address is not None:
                 say(f"health: {stack.enter_context(answering(address, lambda: _health(runtime)))}")
             await stopped.wait()
-    say("stopped; every run was handed back")
+    if runtime._signed_off:
+        say("stopped; every run was handed back")
+    else:
+        say("stopped; the store could not be reached: others take over what is left when the lease has run out")
 
 
 async def _greet(runtime: Runtime, flows: list[str]) -> None:

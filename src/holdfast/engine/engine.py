@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from holdfast.engine.changes import Changes
 from holdfast.engine.committer import Committer
 from holdfast.engine.custody import Custody
 from holdfast.engine.hands import Hands
+from holdfast.engine.hurry import unless_hurried
 from holdfast.engine.info import Info
 from holdfast.engine.introducing import Introducing
 from holdfast.engine.live import LiveRun
@@ -108,8 +109,13 @@ class Engine:
         Otherwise the run would be owned by a process that lives and does not drive it, and nobody else could.
         """
         task = self._begin(work) if brings_in else self._begin_anyway(work)
-        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(self._brought_in)
         return await asyncio.shield(task)
+
+    def _brought_in(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; when nobody does any more, it is not reported as forgotten
 
     def bring_in(self, work: Coroutine[Any, Any, LiveRun]) -> asyncio.Future[LiveRun]:
         """The run that the work admits, driven by the task that did the work: a run costs one task, not two.
@@ -387,37 +393,33 @@ class Engine:
         try:
             self._changes.stop()
             self.stop_all()
-            if self._under_way:
-                await asyncio.wait(self._under_way, timeout=max(grace, 1.0))
-            await self._settle(grace, hurry)
+            await _settle(self._under_way, max(grace, 1.0), hurry)
+            await _settle(self._driven, grace, hurry)
             self.stop_all(at_once=True)
-            await self._settle(1.0, None)
-            for live in list(self.live.values()):
-                # Its code neither returns nor lets itself be cancelled: take the run away from it.
-                if live.id in self.live:
-                    await self._hand_back_anyway(live)
-            await self.committer.drain()
+            await _settle(self._driven, 1.0, asyncio.Event())
+            await unless_hurried(self._let_go_of_all(), hurry)
             await self._observers.settle(1.0)
-            await self.custody.release()
         finally:
             self.postman.stop()
             self._lanes.close()
-            await self.ownership.end()
+            await unless_hurried(self.ownership.end(), hurry)
 
     def stop_all(self, *, at_once: bool = False) -> None:
         """Want every live run handed back, at its next safe point or in the middle of its step."""
         for live in list(self.live.values()):
             live.runner.control.request_stop(at_once=at_once)
 
-    async def _settle(self, seconds: float, hurry: asyncio.Event | None) -> None:
-        tasks: set[asyncio.Future[Any]] = {live.task for live in self.live.values() if live.task is not None}
-        if not tasks or seconds <= 0:
-            return
-        done = asyncio.ensure_future(asyncio.wait(tasks))
-        rushed = asyncio.ensure_future(hurry.wait() if hurry is not None else asyncio.Event().wait())
-        await asyncio.wait({done, rushed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        done.cancel()
-        rushed.cancel()
+    @property
+    def _driven(self) -> set[asyncio.Future[Any]]:
+        return {live.task for live in self.live.values() if live.task is not None}
+
+    async def _let_go_of_all(self) -> None:
+        for live in list(self.live.values()):
+            # Its code neither returns nor lets itself be cancelled: take the run away from it.
+            if live.id in self.live:
+                await self._hand_back_anyway(live)
+        await self.committer.drain()
+        await self.custody.release()
 
     async def _hand_back_anyway(self, live: LiveRun) -> None:
         outcome = Outcome(error=RunInterruptedError(live.id))
@@ -426,6 +428,17 @@ class Engine:
         except HoldfastError:
             self.custody.add(live.runner.writer)
         live.done.set(outcome)
+
+
+async def _settle(tasks: Collection[asyncio.Future[Any]], seconds: float, hurry: asyncio.Event) -> None:
+    """Wait until these have ended, or there is no more time."""
+    if not tasks or seconds <= 0:
+        return
+    done = asyncio.ensure_future(asyncio.wait(tasks))
+    rushed = asyncio.ensure_future(hurry.wait())
+    await asyncio.wait({done, rushed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    done.cancel()
+    rushed.cancel()
 
 
 def _check_readable(claim: Claim) -> None:

@@ -23,6 +23,8 @@ from holdfast.store.base import Store
 
 log = logging.getLogger("holdfast")
 
+_GLANCE = 0.005
+
 
 class Ownership:
     """Nothing is written before the first run is owned: a runtime that only reads leaves no trace.
@@ -96,8 +98,9 @@ class Ownership:
     async def end(self) -> None:
         """Stop beating and let others claim at once what is still owned."""
         self._stop.set()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+        # Looked at and not joined by another thread: nobody could stop waiting for that one.
+        while self._thread is not None and self._thread.is_alive():
+            await asyncio.sleep(_GLANCE)
         if self.begun:
             try:
                 await self._store.retire_owner(self.owner.id)
@@ -105,3 +108,5 @@ class Ownership:
                 log.warning(
                     "holdfast: %s could not sign off: %s. Its lease runs out by itself.", self.owner.name, error
                 )
+            else:
+                self.begun = False
