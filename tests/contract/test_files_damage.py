@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from holdfast.errors import InvalidIdError, StoreDamagedError, StoreVersionError
-from holdfast.model import Entry, HeadChange, Mail, Posted, Query, Refusal
+from holdfast.model import Entry, HeadChange, Mail, Owner, Posted, Query, Refusal
 from holdfast.store.files import FilesStore
 from holdfast.testing.build import ALICE, BOB, commit, create, entry, owner
 
@@ -360,6 +360,25 @@ async def test_the_lease_of_a_hostile_or_broken_file_is_none(store: FilesStore, 
         (root / ".owners" / f"{BOB}.json").write_text(text)
         assert not any(one.alive for one in await store.list_owners())
         assert len(await store.claim_runs(Query(ids=("run",)), ALICE)) == 1
+
+
+async def test_no_byte_in_a_lease_stops_the_store(store: FilesStore, root: Path) -> None:
+    """Leases are not synced: a power cut leaves anything in them."""
+    store.beat(Owner(BOB, "bob:1", info=b'{"queues":["mail"]}'), 15.0)
+    lease = root / ".owners" / f"{BOB}.json"
+    whole = lease.read_bytes()
+    for place in range(len(whole)):
+        lease.write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
+        assert await store.list_owners() == []
+        assert [head and head.owned for head in await store.read_heads(["run"])] == [False]
+    assert len(await store.claim_runs(Query(), ALICE)) == 2
+
+
+async def test_a_lease_that_is_nested_too_deep_is_none(store: FilesStore, root: Path) -> None:
+    store.beat(Owner(BOB, "bob:1"), 15.0)
+    lease = root / ".owners" / f"{BOB}.json"
+    lease.write_bytes(lease.read_bytes().replace(b'"info":{}', b'"info":' + b"[" * 9999 + b"]" * 9999))
+    assert await store.list_owners() == []
 
 
 async def test_a_person_can_read_the_log(store: FilesStore, log: Path) -> None:

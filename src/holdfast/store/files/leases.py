@@ -119,7 +119,8 @@ def _lease(folder: int, owner: str) -> Lease | None:
     """The lease of an owner; None when it has none that can be read, which makes it a dead one."""
     try:
         with os.fdopen(open_file(folder, f"{owner}.json"), "rb") as file:
-            lease = msgspec.json.decode(file.read(), type=Lease)
-    except (FileNotFoundError, NotPlainError, msgspec.MsgspecError):
+            # As text first: msgspec skips over what it does not decode, and whoever reads `info` later would stumble.
+            lease = msgspec.json.decode(file.read().decode(), type=Lease)
+    except (FileNotFoundError, NotPlainError, UnicodeDecodeError, msgspec.MsgspecError, RecursionError):
         return None
     return lease if lease.id == owner else None
