@@ -21,8 +21,9 @@ import pytest_asyncio
 
 from holdfast import faults
 from holdfast.errors import StoreError, StoreUnavailableError, UsageError
-from holdfast.model import Commit, Mail, Query, Refusal
-from holdfast.store.files import FilesStore, disk
+from holdfast.model import Commit, Mail, Posted, Query, Refusal
+from holdfast.store.files import FilesStore, disk, reader
+from holdfast.store.files.view import View
 from holdfast.testing.build import ALICE, BOB, commit, create, entry, owner
 
 
@@ -358,6 +359,90 @@ sys.stdin.readline()
     assert process.stdout.readline() == "locked\n"
     yield
     process.communicate("\n")
+
+
+@contextmanager
+def reading(store: FilesStore, how: str) -> Iterator[Callable[[], list[int]]]:
+    """While another process is in the middle of reading a run; gives how to let it go on and what it has read."""
+    code = """
+from holdfast.store.files import reader
+real = reader.unseal
+def unseal(line, before):
+    reader.unseal = real
+    print("reading", flush=True)
+    sys.stdin.readline()
+    return real(line, before)
+reader.unseal = unseal
+async def main():
+    await store.open()
+    if args[0] == "entries":
+        print(*(one.seq for one in await store.read_entries("run")))
+    elif args[0] == "inspect":
+        print(*await store.inspect())
+    else:
+        print((await store.read_heads(["run"]))[0].seq)
+asyncio.run(main())
+"""
+    process = python(store, code, how)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "reading\n"
+
+    def go_on() -> list[int]:
+        said, _ = process.communicate("\n")
+        assert process.returncode == 0
+        return [int(seq) for seq in said.split()]
+
+    try:
+        yield go_on
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("how", ["head", "entries", "inspect"])
+@pytest.mark.parametrize("write", [commit("run", 3), commit("run", 3, rebase=entry(2))], ids=["append", "rebase"])
+async def test_nobody_waits_for_those_who_read(
+    store: FilesStore, monkeypatch: pytest.MonkeyPatch, how: str, write: Commit
+) -> None:
+    monkeypatch.setattr(disk, "PATIENCE", 0.05)
+    with reading(store, how) as go_on:
+        (reply,) = await store.commit([write])
+        assert reply.refused is None
+        assert await store.post_mail("run", Mail("send")) is Posted.ACCEPTED
+        assert go_on() == {"head": [2], "entries": [1, 2], "inspect": []}[how]
+
+
+async def test_a_run_that_is_deleted_while_it_is_read_is_read_to_its_end(store: FilesStore) -> None:
+    with reading(store, "entries") as go_on:
+        assert await store.delete_run("run")
+        assert go_on() == [1, 2]
+
+
+async def test_a_torn_tail_that_is_written_over_while_it_is_read_is_no_damage(store: FilesStore) -> None:
+    log = store.path / "run" / "log.jsonl"
+    log.write_bytes(log.read_bytes() + b'{"check":"' + b"x" * 100_000)  # more than a reader has in its buffer
+    with reading(store, "entries") as go_on:
+        new = entry(3, body=b'"%s"' % (b"y" * 50_000))
+        (reply,) = await store.commit([commit("run", entries=(new,))])
+        assert reply.refused is None
+        assert go_on()[:2] == [1, 2]
+
+
+async def test_damage_is_judged_with_the_lock_alone(store: FilesStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = reader.LineFile.read_new
+
+    def read_new(file: reader.LineFile, view: View, take: Callable[[bytes, int, str], None]) -> None:
+        if view.is_kept:
+            raise reader.BrokenLineError(file.name, "somebody writes it at this moment")
+        real(file, view, take)
+
+    monkeypatch.setattr(reader.LineFile, "read_new", read_new)
+    other = FilesStore(store.path)
+    await other.open()
+    assert await seqs(other) == [1, 2]
+    assert await seqs(other) == [1, 2]
+    await other.close()
 
 
 async def test_a_killed_owner_is_dead_at_once(store: FilesStore) -> None:

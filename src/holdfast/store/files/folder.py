@@ -15,16 +15,14 @@ from holdfast.errors import StoreDamagedError
 from holdfast.model import Commit, Entry, Head, Mail
 from holdfast.store.files import lines
 from holdfast.store.files.anchors import is_due
-from holdfast.store.files.disk import Disk, NotPlainError, Stamp, stamp
+from holdfast.store.files.disk import Disk, NotPlainError, Stamp, folder_name
 from holdfast.store.files.lines import Anchor, LogLine, MailLine
 from holdfast.store.files.reader import BrokenLineError, LineFile
-
-LOG, INBOX = "log.jsonl", "inbox.jsonl"
+from holdfast.store.files.view import INBOX, LOG, View
 
 _log_lines = msgspec.json.Decoder(LogLine)
 _mail_lines = msgspec.json.Decoder(MailLine)
 L = TypeVar("L")
-Stamps = tuple[Stamp | None, Stamp | None]
 Place = tuple[int, str, int]
 """Offset of a line, and the checksum and the seq before it."""
 Index = list[tuple[int, int, str]]
@@ -32,14 +30,14 @@ Index = list[tuple[int, int, str]]
 
 
 class RunFolder:
-    """What is known of one run. Each method is given the run's open and locked folder.
+    """What is known of one run. What writes is given the run's open and locked folder, what reads a view of it.
 
     The log is read from its last anchor on, and what lies before that when somebody wants those entries. With
     `whole` all of it is read, and every anchor held against what the lines before it come to.
     """
 
     def __init__(self, run: str, disk: Disk, *, whole: bool = False) -> None:
-        self.run = run
+        self.run, self.name = run, folder_name(run)
         self._disk, self._whole = disk, whole
         self._log, self._inbox = LineFile(run, LOG), LineFile(run, INBOX)
         self.forget()
@@ -54,52 +52,48 @@ class RunFolder:
         self._start: Place = (0, self._log.first_check, 0)  # of the oldest line that is known of
         self._lines: Index = []  # from there on
         self._anchored = 0  # offset of the last anchor
-        self._damage: tuple[Stamps, StoreDamagedError] | None = None
+        self._damage: tuple[dict[str, Stamp | None], StoreDamagedError] | None = None
 
     def torn(self, file: str) -> int:
         """How many bytes of an unfinished write stand at the end of the log or of the inbox."""
         return (self._log if file == LOG else self._inbox).torn
 
-    def is_current(self, folder: int) -> bool:
-        """Whether nothing was written since `catch_up`. May be asked without the lock."""
-        with self._damage_named():
-            return self.begun and self._log.is_current(folder) and self._inbox.is_current(folder)
+    def is_current(self, view: View) -> bool:
+        """Whether nothing was written since `catch_up`. Raises the damage that it found, if that still stands."""
+        if self._damage is not None and self._damage[0] == view.stamps:
+            raise self._damage[1]  # a large log is not read again and again only to find the same
+        return self.begun and self._log.is_current(view) and self._inbox.is_current(view)
 
     # Reading
 
-    def catch_up(self, folder: int) -> None:
+    def catch_up(self, view: View) -> None:
         """Read what was written since the last time. Raises StoreDamagedError."""
-        if self.is_current(folder):
+        if self.is_current(view):
             return
-        if self._damage is not None and self._damage[0] == self._stamps(folder):
-            raise self._damage[1]  # a large log is not read again and again only to find the same
         try:
-            self._read(folder)
+            self._read(view)
         except StoreDamagedError as error:
-            self._damage = (self._stamps(folder), error)
+            if not view.is_kept:  # while others write, it may only look like that
+                self._damage = (view.stamps, error)
             raise
 
-    def _stamps(self, folder: int) -> Stamps:
+    def _read(self, view: View) -> None:
         with self._damage_named():
-            return stamp(folder, LOG), stamp(folder, INBOX)
-
-    def _read(self, folder: int) -> None:
-        with self._damage_named():
-            if not self.begun or self._damage or self._log.was_replaced(folder) or self._inbox.was_replaced(folder):
+            if not self.begun or self._damage or self._log.was_replaced(view) or self._inbox.was_replaced(view):
                 self.forget()
             try:
-                self._read_new(folder)
+                self._read_new(view)
             except BrokenLineError:
                 # Another file may have got the inode of the old one: only reading all of it tells.
                 self.forget()
-                self._read_new(folder)
+                self._read_new(view)
 
-    def _read_new(self, folder: int) -> None:
+    def _read_new(self, view: View) -> None:
         # The inbox first: a line of the log takes only mail that was posted before it.
-        self._inbox.read_new(folder, self._take_mail)
-        if not self.begun and not self._whole and (anchor := self._log.find_anchor(folder)):
+        self._inbox.read_new(view, self._take_mail)
+        if not self.begun and not self._whole and (anchor := self._log.find_anchor(view)):
             self._begin_at(anchor)
-        self._log.read_new(folder, self._take_line)
+        self._log.read_new(view, self._take_line)
         if not self.begun:
             raise BrokenLineError(LOG, "its first line is missing")
 
@@ -147,7 +141,7 @@ class RunFolder:
             raise BrokenLineError(LOG, "an anchor is not what the lines before it come to")
 
     def read_entries(
-        self, folder: int, after: int = 0, upto: int | None = None, limit: int | None = None
+        self, view: View, after: int = 0, upto: int | None = None, limit: int | None = None
     ) -> list[Entry]:
         """The entries with after < seq <= upto; at most the first `limit`. Raises StoreDamagedError."""
         end = self.ledger.head.seq if upto is None else min(upto, self.ledger.head.seq)
@@ -157,26 +151,26 @@ class RunFolder:
         if end <= after:
             return found
         with self._damage_named():
-            self._reach_back(folder, after)
+            self._reach_back(view, after)
             _, offset, check = self._lines[bisect_left(self._lines, after + 1, key=lambda line: line[0])]
-            for payload, _, _ in self._log.read_from(folder, offset, check):
+            for payload, _, _ in self._log.read_from(view, offset, check):
                 texts = _decoded(_log_lines, payload, LOG).entries
                 found += [lines.entry_of(text) for text in texts if after < text.seq <= end]
                 if texts and texts[-1].seq >= end:
                     break
         return found
 
-    def _reach_back(self, folder: int, after: int) -> None:
+    def _reach_back(self, view: View, after: int) -> None:
         """Know all lines with entries behind `after`, from the next older anchor on. Raises BrokenLineError."""
         offset, _, seq = self._start
         if offset == 0 or after >= seq:
             return
-        found = self._log.find_anchor(folder, offset, after)
+        found = self._log.find_anchor(view, offset, after)
         start = (found.at, found.after, found.seq) if found else (0, self._log.first_check, self.ledger.first - 1)
         index: Index = []
         last = start[2]
         try:
-            for payload, at, before in self._log.read_from(folder, *start[:2], offset):
+            for payload, at, before in self._log.read_from(view, *start[:2], offset):
                 last = _note_line(index, _decoded(_log_lines, payload, LOG), (at, before, last))
         except BrokenLineError as error:
             error.seq = last + 1
@@ -225,7 +219,7 @@ class RunFolder:
     def _rewrite(self, folder: int, commits: Sequence[Commit], after: Ledger) -> None:
         """Write the log anew from its new first entry on, and then the inbox without what was taken."""
         oldest = min(commit.rebase.seq for commit in commits if commit.rebase is not None)
-        log = self.new_log(commits, after, self.read_entries(folder, oldest))
+        log = self.new_log(commits, after, self.read_entries(View(folder), oldest))
         with self._forgotten_on_failure():
             self._disk.replace(folder, LOG, log, "commit")
         if self._letters > len(after.inbox):

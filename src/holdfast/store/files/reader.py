@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
 
 from holdfast.store.files.anchors import anchors_before
-from holdfast.store.files.disk import Stamp, open_file, stamp
+from holdfast.store.files.disk import Stamp
 from holdfast.store.files.lines import Anchor, first_check, unseal
+from holdfast.store.files.view import View
 
 Line = tuple[bytes, int, str]
 """What a line holds, its offset, and the checksum before it."""
@@ -26,7 +25,7 @@ class BrokenLineError(Exception):
 
 
 class LineFile:
-    """How far this process has read one file of sealed lines. Use it with the folder's lock held."""
+    """How far this process has read one file of sealed lines."""
 
     def __init__(self, run: str, name: str) -> None:
         self._run, self.name = run, name
@@ -49,51 +48,52 @@ class LineFile:
         self._stamp, self.torn = to, 0
         self.begin_at(to[1], check, self.good)
 
-    def is_current(self, folder: int) -> bool:
-        """Whether everything in the file has been read. Raises NotPlainError."""
-        return self.torn == 0 and stamp(folder, self.name) == self._stamp
+    def is_current(self, view: View) -> bool:
+        """Whether everything in the file has been read."""
+        return self.torn == 0 and view.stamps[self.name] == self._stamp
 
-    def was_replaced(self, folder: int) -> bool:
-        """Whether what was read before does not count any more. Raises NotPlainError."""
-        before, now = self._stamp, stamp(folder, self.name)
+    def was_replaced(self, view: View) -> bool:
+        """Whether what was read before does not count any more."""
+        before, now = self._stamp, view.stamps[self.name]
         if before is None or before == now:
             return False
         return now is None or now[0] != before[0] or now[1] <= self.good
 
-    def read_new(self, folder: int, take: Callable[[bytes, int, str], None]) -> None:
+    def read_new(self, view: View, take: Callable[[bytes, int, str], None]) -> None:
         """Give each line that was not read yet to `take`: what it holds, its offset, the checksum before it.
 
         Raises BrokenLineError, after the lines before the broken one were given.
         """
-        if (now := stamp(folder, self.name)) is None:
+        if (now := view.stamps[self.name]) is None:
             return
-        with os.fdopen(open_file(folder, self.name), "rb") as file:
+        with view.open(self.name) as file:
             file.seek(self.good)
             self.torn = 0
-            for line in file:
+            while rest := max(now[1] - self.good, 0):
+                line = file.readline(rest)
                 if (found := unseal(line, self.check)) is None:
-                    self._judge(line, file)
-                    self.torn = now[1] - self.good
+                    self._judge(line, is_last=len(line) == rest)
+                    self.torn = rest
                     break
                 take(found[0], self.good, self.check)
                 self.begin_at(self.good + len(line), found[1], self.good)
         self._stamp = now
 
-    def _judge(self, line: bytes, file: BinaryIO) -> None:
+    def _judge(self, line: bytes, *, is_last: bool) -> None:
         """Raises BrokenLineError unless this is a write that did not finish.
 
         One write is one line, and nothing is written after a torn one before that is cut off. What power
         loss leaves of a write lacks its end or has holes of zeros, which are never in a line of ours.
         """
-        if line.endswith(b"\n") and (file.read(1) or b"\0" not in line):
+        if line.endswith(b"\n") and (not is_last or b"\0" not in line):
             raise BrokenLineError(self.name, "a line does not match its checksum")
 
-    def read_from(self, folder: int, offset: int, check: str, end: int | None = None) -> Iterator[Line]:
+    def read_from(self, view: View, offset: int, check: str, end: int | None = None) -> Iterator[Line]:
         """The lines from `offset` to `end`, or to where the good part ends; `check` is the checksum before them.
 
         Raises BrokenLineError.
         """
-        with os.fdopen(open_file(folder, self.name), "rb") as file:
+        with view.open(self.name) as file:
             file.seek(offset)
             while offset < (self.good if end is None else end):
                 line = file.readline()
@@ -102,10 +102,10 @@ class LineFile:
                 yield found[0], offset, check
                 offset, check = offset + len(line), found[1]
 
-    def find_anchor(self, folder: int, end: int | None = None, seq: int | None = None) -> Anchor | None:
+    def find_anchor(self, view: View, end: int | None = None, seq: int | None = None) -> Anchor | None:
         """The last anchor before offset `end` that stands at `seq` or before."""
-        if (now := stamp(folder, self.name)) is None:
+        if (now := view.stamps[self.name]) is None:
             return None
-        with os.fdopen(open_file(folder, self.name), "rb") as file:
+        with view.open(self.name) as file:
             found = anchors_before(file, now[1] if end is None else end, self._run)
             return next((anchor for anchor in found if seq is None or anchor.seq <= seq), None)

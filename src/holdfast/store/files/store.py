@@ -22,10 +22,12 @@ from holdfast.errors import InvalidIdError, StoreDamagedError, StoreError, Usage
 from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Refusal, Reply
 from holdfast.store.base import Store
 from holdfast.store.changes import Changes
-from holdfast.store.files.disk import Disk, NotPlainError, folder_name, locked_folder, translated
-from holdfast.store.files.folder import INBOX, LOG, RunFolder
+from holdfast.store.files.disk import Disk, locked_folder, translated
+from holdfast.store.files.folder import RunFolder
 from holdfast.store.files.leases import Leases
+from holdfast.store.files.looking import look, named
 from holdfast.store.files.root import clean_up, flocked, last_change, list_runs, list_strangers, note_change, open_root
+from holdfast.store.files.view import INBOX, LOG, View
 
 log = logging.getLogger("holdfast")
 T = TypeVar("T")
@@ -160,7 +162,7 @@ class FilesStore(Store):
 
     def _commit_run(self, run: str, commits: Sequence[Commit], *, wait: bool) -> list[Reply]:
         while True:
-            with self._locked(run, exclusive=True, wait=wait) as found:
+            with self._locked(run, wait=wait) as found:
                 known, folder = found or (RunFolder(run, self._disk), None)
                 replies, accepted, after = decide(known.ledger if found else None, commits)
                 if not accepted or after is None:
@@ -171,7 +173,7 @@ class FilesStore(Store):
                     self._note()
                     return replies
             log = known.new_log(accepted, after, [])
-            if self._disk.create_folder(self._root(), folder_name(run), LOG, log, "commit"):
+            if self._disk.create_folder(self._root(), known.name, LOG, log, "commit"):
                 self._note()
                 return replies
             # Somebody else made the run meanwhile: decide again.
@@ -204,7 +206,7 @@ class FilesStore(Store):
         return claims
 
     def _claim_run(self, run: str, query: Query, owner: str, live: frozenset[str]) -> Claim | None:
-        with self._locked(run, exclusive=True) as found:
+        with self._locked(run) as found:
             if found is None:
                 return None
             known, folder = found
@@ -214,7 +216,7 @@ class FilesStore(Store):
             before = _seen(known.ledger.head, live)
             if not may_claim(before, owner) or not matches(before, query, bool(known.ledger.inbox)):
                 return None
-            entries = known.read_entries(folder, before.base - 1)  # when they are damaged, nothing is written
+            entries = known.read_entries(View(folder), before.base - 1)  # when they are damaged, nothing is written
             after = known.ledger.copy()
             after.take_over(owner)
             self._note_cut(known, LOG)
@@ -226,7 +228,7 @@ class FilesStore(Store):
         return await self._do(lambda: self._post(run, mail))
 
     def _post(self, run: str, mail: Mail) -> Posted:
-        with self._locked(run, exclusive=True) as found:
+        with self._locked(run) as found:
             if found is None:
                 return Posted.NO_RUN
             known, folder = found
@@ -243,16 +245,17 @@ class FilesStore(Store):
 
     def _delete(self, run: str) -> bool:
         live, known = self._leases.live(), RunFolder(run, self._disk)
-        with _named(run), locked_folder(self._root(), folder_name(run), exclusive=True) as folder:
+        with named(run), locked_folder(self._root(), known.name, exclusive=True) as folder:
             if folder is None:
                 return False
             try:
-                known.catch_up(folder)
+                with named(run):
+                    known.catch_up(View(folder))
             except StoreDamagedError:
                 pass  # it can be deleted all the same, unless the owner it had last is alive
             if known.ledger.head.owner in live:
                 return False
-            self._disk.delete_folder(self._root(), folder_name(run))
+            self._disk.delete_folder(self._root(), known.name)
             self._folders.pop(run, None)
             self._note()
             return True
@@ -294,15 +297,16 @@ class FilesStore(Store):
             log.warning("holdfast: left out: %s", error)
 
     def _head(self, run: str, live: frozenset[str]) -> tuple[Head, bool] | None:
-        with self._locked(run, exclusive=False) as found:
-            return found and (_seen(found[0].ledger.head, live), bool(found[0].ledger.inbox))
+        def work(known: RunFolder, _: View) -> tuple[Head, bool]:
+            return _seen(known.ledger.head, live), bool(known.ledger.inbox)
+
+        return self._look(run, work)
 
     async def read_entries(
         self, run: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
     ) -> list[Entry]:
         def work() -> list[Entry]:
-            with self._locked(run, exclusive=False) as found:
-                return found[0].read_entries(found[1], after, upto, limit) if found else []
+            return self._look(run, lambda known, view: known.read_entries(view, after, upto, limit)) or []
 
         return await self._do(work)
 
@@ -321,9 +325,7 @@ class FilesStore(Store):
     def _inspect_run(self, root: int, run: str) -> list[tuple[str | None, str]]:
         known = RunFolder(run, self._disk, whole=True)
         try:
-            with _named(run), locked_folder(root, folder_name(run), exclusive=False) as folder:
-                if folder is not None:
-                    known.catch_up(folder)
+            look(root, known, lambda _: None)
         except StoreDamagedError as error:
             self._told.add(run)
             return [(run, error.problem if error.seq is None else f"{error.problem} (at seq {error.seq})")]
@@ -368,27 +370,30 @@ class FilesStore(Store):
         if torn := known.torn(file):
             self._cut.append((known.run, f"{file}: {torn} bytes of a write that did not finish were cut off"))
 
+    def _known(self, run: str) -> RunFolder:
+        if (known := self._folders.get(run)) is None:
+            known = self._folders[run] = RunFolder(run, self._disk)
+        return known
+
+    def _look(self, run: str, work: Callable[[RunFolder, View], T]) -> T | None:
+        """What `work` makes of the run as it stands; None when there is no such run."""
+        known = self._known(run)
+        found = look(self._root(), known, lambda view: work(known, view))
+        if found is None:
+            del self._folders[run]
+        return found
+
     @contextmanager
-    def _locked(self, run: str, *, exclusive: bool, wait: bool = True) -> Iterator[tuple[RunFolder, int] | None]:
-        """The run as it stands and its open folder, locked; None when there is no such run."""
-        name = folder_name(run)
-        with _named(run), locked_folder(self._root(), name, exclusive=exclusive, wait=wait) as folder:
+    def _locked(self, run: str, *, wait: bool = True) -> Iterator[tuple[RunFolder, int] | None]:
+        """The run as it stands and its open folder, locked to be written; None when there is no such run."""
+        known = self._known(run)
+        with named(run), locked_folder(self._root(), known.name, exclusive=True, wait=wait) as folder:
             if folder is None:
-                self._folders.pop(run, None)
+                del self._folders[run]
                 yield None
             else:
-                known = self._folders.setdefault(run, RunFolder(run, self._disk))
-                known.catch_up(folder)
+                known.catch_up(View(folder))
                 yield known, folder
-
-
-@contextmanager
-def _named(run: str) -> Iterator[None]:
-    """Say of which run it is when something else stands where its folder should be."""
-    try:
-        yield
-    except NotPlainError as error:
-        raise StoreDamagedError(run, None, str(error)) from None
 
 
 def _seen(head: Head, live: frozenset[str]) -> Head:
