@@ -463,6 +463,65 @@ signal.pause()
     assert (claim.head.owner, claim.head.fence) == (ALICE, 2)
 
 
+@contextmanager
+def stopped(store: FilesStore, point: str) -> Iterator[None]:
+    """While another process stands still in the middle of a commit to the run."""
+    code = """
+faults.install(lambda point: point == args[0] and os.kill(os.getpid(), signal.SIGSTOP))
+asyncio.run(store.open())
+store.try_commit([commit("run", 3)])
+"""
+    process = python(store, code, point)
+    try:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(("point", "seq"), [("commit.before", 2), ("commit.written", 3)])
+@pytest.mark.parametrize("query", [Query(), Query(ids=("run", "other"))], ids=["all", "by id"])
+async def test_one_who_stops_while_it_writes_stops_nobody_who_lists(
+    store: FilesStore, monkeypatch: pytest.MonkeyPatch, point: str, seq: int, query: Query
+) -> None:
+    monkeypatch.setattr(disk, "PATIENCE", 0.2)
+    await store.commit([create("other")])
+    with stopped(store, point):
+        assert {head.id: head.seq for head in await store.list_heads(query)} == {"run": seq, "other": 1}
+        with pytest.raises(StoreUnavailableError, match="lock"):  # what it has written may not be flushed yet
+            await store.read_heads(["run"])
+    assert [head.seq for head in await store.list_heads(Query(ids=("run",))) if head] == [seq]
+
+
+async def test_a_run_that_is_half_written_is_listed_as_it_was_before(
+    store: FilesStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(disk, "PATIENCE", 0.2)
+    log = store.path / "run" / "log.jsonl"
+    with stopped(store, "commit.written"):
+        log.write_bytes(log.read_bytes()[:-20])
+        assert [head.seq for head in await store.list_heads(Query())] == [2]
+        log.write_bytes(b"no line of ours\n")  # who has the lock can tell what that is, and nobody else
+        assert await store.list_heads(Query()) == []
+        assert caplog.text == ""
+
+
+async def test_a_claim_passes_over_what_is_being_written_unless_it_is_named(
+    store: FilesStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "PATIENCE", 0.2)
+    await store.commit([create("second"), create("first")])  # in a list "run" stands between them
+    with stopped(store, "commit.written"):
+        assert [claim.head.id for claim in await store.claim_runs(Query(), BOB)] == ["second", "first"]
+        with pytest.raises(StoreUnavailableError, match="lock"):
+            await store.claim_runs(Query(ids=("run",)), BOB)
+        named = await store.claim_runs(Query(ids=("run", "second")), BOB)
+        assert [claim.head.id for claim in named] == ["second"]  # which it got before it had to wait
+    assert {claim.head.id for claim in await store.claim_runs(Query(), BOB)} == {"run", "second", "first"}
+
+
 @pytest.mark.parametrize("name", WRITES.keys())
 @pytest.mark.parametrize("point", ["before", "written", "after"])
 async def test_a_process_killed_while_it_commits_leaves_all_or_nothing(

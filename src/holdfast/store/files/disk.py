@@ -25,6 +25,7 @@ _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO in place of a fil
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 PATIENCE = 10.0  # seconds to wait for a lock, which is held for one write
+MOMENT = 0.05  # seconds, where one can do without it
 
 Stamp = tuple[int, int, int]
 """Inode, size and time of change: if they are the same, so is the file."""
@@ -32,6 +33,13 @@ Stamp = tuple[int, int, int]
 
 class NotPlainError(Exception):
     """Something else stands where a plain file or folder of ours should be."""
+
+
+class LockTakenError(TimeoutError):
+    """Another process does not let go of a lock."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ETIMEDOUT, "another process does not let go of a lock")
 
 
 @contextmanager
@@ -64,16 +72,15 @@ def run_of(name: str) -> str | None:
 
 
 @contextmanager
-def locked_folder(root: int, name: str, *, exclusive: bool, wait: bool = True) -> Iterator[int | None]:
+def locked_folder(root: int, name: str, *, exclusive: bool, patience: float | None = None) -> Iterator[int | None]:
     """The open, locked folder `name`; None when there is none.
 
-    Raises BlockingIOError when somebody else has the lock and `wait` is false, TimeoutError when waiting
-    was in vain, NotPlainError when it is no folder.
+    Raises what `lock` does, and NotPlainError when it is no folder.
     """
     mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
-    while (folder := _open_folder(root, name)) is not None:
+    while (folder := open_folder(root, name)) is not None:
         try:
-            lock(folder, mode, PATIENCE if wait else 0.0)
+            lock(folder, mode, patience)
             # It may have been deleted, and even made again, while we waited for the lock.
             if _is_still(root, name, folder):
                 yield folder
@@ -85,11 +92,12 @@ def locked_folder(root: int, name: str, *, exclusive: bool, wait: bool = True) -
     yield None
 
 
-def lock(folder: int, mode: int, patience: float = PATIENCE) -> None:
-    """Take the lock of an open folder.
+def lock(folder: int, mode: int, patience: float | None = None) -> None:
+    """Take the lock of an open folder, with so many seconds of patience (PATIENCE if none are given).
 
-    Raises TimeoutError when waiting was in vain, BlockingIOError without patience.
+    Raises LockTakenError when waiting was in vain, BlockingIOError without any patience.
     """
+    patience = PATIENCE if patience is None else patience
     # Not a call that blocks: a process that is stopped while it writes would stop all others with it.
     deadline, pause = time.monotonic() + patience, 0.0005
     while True:
@@ -99,12 +107,13 @@ def lock(folder: int, mode: int, patience: float = PATIENCE) -> None:
             if patience == 0.0:
                 raise
             if time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, "another process does not let go of a lock") from None
+                raise LockTakenError from None
         time.sleep(pause)
         pause = min(pause * 2, 0.02)
 
 
-def _open_folder(root: int, name: str) -> int | None:
+def open_folder(root: int, name: str) -> int | None:
+    """The open folder `name`; None when there is none. Raises NotPlainError."""
     try:
         return os.open(name, _FOLDER, dir_fd=root)
     except FileNotFoundError:

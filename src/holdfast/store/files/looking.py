@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 from holdfast.errors import StoreDamagedError
-from holdfast.store.files.disk import NotPlainError, locked_folder
+from holdfast.store.files.disk import NotPlainError, locked_folder, open_folder
 from holdfast.store.files.folder import RunFolder
 from holdfast.store.files.view import View
 
 T = TypeVar("T")
 
 
-def look(root: int, known: RunFolder, work: Callable[[View], T]) -> T | None:
+def look(root: int, known: RunFolder, work: Callable[[View], T], patience: float | None = None) -> T | None:
     """What `work` makes of a run that has been caught up with; None when there is no such run.
 
     The lock is held for the moment in which the files are opened, however long it takes to read them: locks of many
-    readers would overlap, and the owner of the run would wait for ever. Raises StoreDamagedError.
+    readers would overlap, and the owner of the run would wait for ever. Raises StoreDamagedError, and LockTakenError
+    when somebody does not let go of it.
     """
     with ExitStack() as stack:
-        with named(known.run), locked_folder(root, known.name, exclusive=False) as folder:
+        with named(known.run), locked_folder(root, known.name, exclusive=False, patience=patience) as folder:
             if folder is None:
                 return None
             view = stack.enter_context(View(folder))
@@ -34,12 +36,31 @@ def look(root: int, known: RunFolder, work: Callable[[View], T]) -> T | None:
         except StoreDamagedError:
             pass
     # A torn tail that somebody wrote over while it was read looks like damage: that is judged with the lock alone.
-    with named(known.run), locked_folder(root, known.name, exclusive=False) as folder:
+    with named(known.run), locked_folder(root, known.name, exclusive=False, patience=patience) as folder:
         if folder is None:
             return None
         view = View(folder)
         known.catch_up(view)
         return work(view)
+
+
+def glance(root: int, new: RunFolder) -> RunFolder | None:
+    """What can be read of a run while somebody does not let go of its lock; None when that is nothing.
+
+    Everything that counts as written is there. So may be what a writer has not flushed yet: hence it is not
+    remembered, and nothing is built on it without the lock.
+    """
+    with ExitStack() as stack, named(new.run):
+        if (folder := open_folder(root, new.name)) is None:
+            return None
+        stack.callback(os.close, folder)
+        try:
+            view = stack.enter_context(View(folder))
+            view.keep()
+            new.catch_up(view)
+        except (FileNotFoundError, StoreDamagedError):  # it was replaced or deleted just now; who has the lock can tell
+            return None
+        return new
 
 
 @contextmanager

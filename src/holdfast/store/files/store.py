@@ -22,10 +22,10 @@ from holdfast.errors import InvalidIdError, StoreDamagedError, StoreError, Usage
 from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Refusal, Reply
 from holdfast.store.base import Store
 from holdfast.store.changes import Changes
-from holdfast.store.files.disk import Disk, locked_folder, translated
+from holdfast.store.files.disk import MOMENT, Disk, LockTakenError, locked_folder, translated
 from holdfast.store.files.folder import RunFolder
 from holdfast.store.files.leases import Leases
-from holdfast.store.files.looking import look, named
+from holdfast.store.files.looking import glance, look, named
 from holdfast.store.files.root import clean_up, flocked, last_change, list_runs, list_strangers, note_change, open_root
 from holdfast.store.files.view import INBOX, LOG, View
 
@@ -128,7 +128,7 @@ class FilesStore(Store):
     # Writing
 
     async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
-        return await self._do(lambda: self._commit(batch, wait=True))
+        return await self._do(lambda: self._commit(batch))
 
     def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
         self._here()
@@ -137,13 +137,13 @@ class FilesStore(Store):
             return None
         try:
             with translated(self.path):
-                return self._commit(batch, wait=False)
+                return self._commit(batch, patience=0.0)
         except BlockingIOError:
             return None
         finally:
             self._lock.release()
 
-    def _commit(self, batch: Sequence[Commit], *, wait: bool) -> list[Reply]:
+    def _commit(self, batch: Sequence[Commit], patience: float | None = None) -> list[Reply]:
         places: dict[str, list[int]] = {}
         for place, commit in enumerate(batch):
             places.setdefault(commit.run, []).append(place)
@@ -151,7 +151,7 @@ class FilesStore(Store):
         for run, its in places.items():
             commits = [batch[place] for place in its]
             try:
-                found = self._commit_run(run, commits, wait=wait)
+                found = self._commit_run(run, commits, patience)
             except StoreDamagedError:
                 if len(places) == 1:
                     raise
@@ -160,9 +160,9 @@ class FilesStore(Store):
             replies.update(zip(its, found, strict=True))
         return [replies[place] for place in range(len(batch))]
 
-    def _commit_run(self, run: str, commits: Sequence[Commit], *, wait: bool) -> list[Reply]:
+    def _commit_run(self, run: str, commits: Sequence[Commit], patience: float | None) -> list[Reply]:
         while True:
-            with self._locked(run, wait=wait) as found:
+            with self._locked(run, patience) as found:
                 known, folder = found or (RunFolder(run, self._disk), None)
                 replies, accepted, after = decide(known.ledger if found else None, commits)
                 if not accepted or after is None:
@@ -197,7 +197,9 @@ class FilesStore(Store):
                     raise
                 self._leave_out(head.id, error)
                 continue
-            except OSError:
+            except OSError as error:
+                if query.ids is None and isinstance(error, LockTakenError):
+                    continue  # it is being written at this moment
                 if claims:  # the caller owns these already and must know it
                     return claims
                 raise
@@ -206,7 +208,7 @@ class FilesStore(Store):
         return claims
 
     def _claim_run(self, run: str, query: Query, owner: str, live: frozenset[str]) -> Claim | None:
-        with self._locked(run) as found:
+        with self._locked(run, MOMENT if query.ids is None else None) as found:
             if found is None:
                 return None
             known, folder = found
@@ -265,7 +267,7 @@ class FilesStore(Store):
     async def read_heads(self, ids: Sequence[str]) -> list[Head | None]:
         def work() -> list[Head | None]:
             live = self._leases.live()
-            return [found and found[0] for found in (self._head(run, live) for run in ids)]
+            return [found and _seen(found[0], live) for found in (self._look(run, _summary) for run in ids)]
 
         return await self._do(work)
 
@@ -282,25 +284,27 @@ class FilesStore(Store):
             runs = sorted(set(query.ids))
         for run in runs:
             try:
-                found = self._head(run, live)
+                found = self._head(run)
             except InvalidIdError:
                 continue
             except StoreDamagedError as error:
                 self._leave_out(run, error)
                 continue
             if found is not None:
-                yield found
+                yield _seen(found[0], live), found[1]
 
     def _leave_out(self, run: str, error: StoreDamagedError) -> None:
         if run not in self._told:
             self._told.add(run)
             log.warning("holdfast: left out: %s", error)
 
-    def _head(self, run: str, live: frozenset[str]) -> tuple[Head, bool] | None:
-        def work(known: RunFolder, _: View) -> tuple[Head, bool]:
-            return _seen(known.ledger.head, live), bool(known.ledger.inbox)
-
-        return self._look(run, work)
+    def _head(self, run: str) -> tuple[Head, bool] | None:
+        """The head of a run, with whether it has mail. One who stops while it writes must not stop those who list."""
+        try:
+            return self._look(run, _summary, MOMENT)
+        except LockTakenError:
+            seen = glance(self._root(), RunFolder(run, self._disk))
+            return None if seen is None else _summary(seen)
 
     async def read_entries(
         self, run: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
@@ -375,25 +379,29 @@ class FilesStore(Store):
             known = self._folders[run] = RunFolder(run, self._disk)
         return known
 
-    def _look(self, run: str, work: Callable[[RunFolder, View], T]) -> T | None:
+    def _look(self, run: str, work: Callable[[RunFolder, View], T], patience: float | None = None) -> T | None:
         """What `work` makes of the run as it stands; None when there is no such run."""
         known = self._known(run)
-        found = look(self._root(), known, lambda view: work(known, view))
+        found = look(self._root(), known, lambda view: work(known, view), patience)
         if found is None:
             del self._folders[run]
         return found
 
     @contextmanager
-    def _locked(self, run: str, *, wait: bool = True) -> Iterator[tuple[RunFolder, int] | None]:
+    def _locked(self, run: str, patience: float | None = None) -> Iterator[tuple[RunFolder, int] | None]:
         """The run as it stands and its open folder, locked to be written; None when there is no such run."""
         known = self._known(run)
-        with named(run), locked_folder(self._root(), known.name, exclusive=True, wait=wait) as folder:
+        with named(run), locked_folder(self._root(), known.name, exclusive=True, patience=patience) as folder:
             if folder is None:
                 del self._folders[run]
                 yield None
             else:
                 known.catch_up(View(folder))
                 yield known, folder
+
+
+def _summary(known: RunFolder, _: View | None = None) -> tuple[Head, bool]:
+    return known.ledger.head, bool(known.ledger.inbox)
 
 
 def _seen(head: Head, live: frozenset[str]) -> Head:
