@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from holdfast.errors import InvalidIdError, StoreDamagedError, StoreVersionError
-from holdfast.model import Entry, HeadChange, Mail, Owner, Posted, Query, Refusal
+from holdfast.model import Commit, Entry, HeadChange, Limit, Mail, Owner, Posted, Query, Refusal
 from holdfast.store.files import FilesStore
 from holdfast.testing.build import ALICE, BOB, commit, create, entry, owner
 
@@ -182,6 +182,57 @@ async def test_a_damaged_run_does_not_hold_up_the_others_of_its_batch(store: Fil
     replies = await store.commit([commit("run", 4), commit("other", 2), create("run")])
     assert [reply.refused for reply in replies] == [Refusal.STALE, None, Refusal.EXISTS]
     assert await seqs(store, "other") == [1, 2]
+
+
+def unclaimable(root: Path, *runs: str) -> None:
+    """Damage runs where neither a list nor a head shows it: in their segment, before the last anchor."""
+    for run in runs:
+        log = root / run / "log.jsonl"
+        log.write_bytes(log.read_bytes().replace(b'"seq":1,', b'"seq":7,'))
+
+
+async def waiting_runs(store: FilesStore, *runs: Commit) -> None:
+    """Make runs that nobody owns, long enough to have anchors."""
+    for new in runs:
+        run, large = new.run, b'"%s"' % (b"x" * 70_000)
+        await store.commit([new, commit(run, entries=(entry(2, body=large),)), commit(run, 3)])
+        await store.commit([commit(run, 4, change=HeadChange(owner=None))])
+
+
+PENDING = (("pending", False),)
+
+
+def pending(run: str, at: float, **fields: str) -> Commit:
+    return create(run, status="pending", created_at=at, **fields)
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+async def test_a_damaged_run_takes_no_place_from_those_behind_it(store: FilesStore, root: Path, in_turn: bool) -> None:
+    store.beat(owner(BOB), 15.0)
+    await waiting_runs(store, *(pending(f"r{n}", float(n)) for n in range(5)))
+    unclaimable(root, "r0", "r1", "r4")
+    query = Query(in_turn=in_turn, states=PENDING, limit=1)
+    got = [claim.head.id for _ in range(3) for claim in await store.claim_runs(query, BOB)]
+    assert got == (["r2", "r3"] if in_turn else ["r3", "r2"])
+    unowned = {head.id for head in await store.list_heads(Query(states=PENDING)) if head.owner is None}
+    assert unowned == {"r0", "r1", "r4"}
+
+
+async def test_what_is_claimed_for_a_damaged_run_keeps_to_limits_and_turns(store: FilesStore, root: Path) -> None:
+    store.beat(owner(BOB), 15.0)
+    await waiting_runs(
+        store,
+        pending("a1", 1.0, queue="a", flow="few"),
+        pending("b1", 2.0, queue="b"),
+        pending("a2", 3.0, queue="a", flow="few"),
+        pending("a3", 4.0, queue="a"),
+        pending("b2", 5.0, queue="b"),
+        pending("a4", 6.0, queue="a"),
+    )
+    unclaimable(root, "b1")
+    query = Query(in_turn=True, states=PENDING, limit=2, limits=(Limit("few", 1),))
+    assert [claim.head.id for claim in await store.claim_runs(query, BOB)] == ["a1", "b2"]
+    assert [claim.head.id for claim in await store.claim_runs(query, BOB)] == ["a3", "a4"]
 
 
 async def test_a_damaged_run_can_be_deleted_unless_its_owner_lives(store: FilesStore, log: Path) -> None:

@@ -16,12 +16,13 @@ from typing import Literal, TypeVar
 from msgspec.structs import replace
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.core.query import claimable, matches, select
+from holdfast.core.query import matches, select
 from holdfast.core.record import decide, may_claim
 from holdfast.errors import InvalidIdError, StoreDamagedError, StoreError, UsageError
 from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Refusal, Reply
 from holdfast.store.base import Store
 from holdfast.store.changes import Changes
+from holdfast.store.files.claiming import PassedOverError, claim_all
 from holdfast.store.files.disk import MOMENT, Disk, LockTakenError, locked_folder, translated
 from holdfast.store.files.folder import RunFolder
 from holdfast.store.files.leases import Leases
@@ -188,24 +189,21 @@ class FilesStore(Store):
 
     def _claim_all(self, query: Query, owner: str) -> list[Claim]:
         live = self._leases.live()
-        claims: list[Claim] = []
-        for head in claimable(self._heads(query, live), query, owner):
+
+        def claim(run: str) -> Claim | None:
             try:
-                claim = self._claim_run(head.id, query, owner, live)
+                return self._claim_run(run, query, owner, live)
             except StoreDamagedError as error:
-                if query.ids == (head.id,):  # who asks for this very run is told
+                if query.ids == (run,):  # who asks for this very run is told
                     raise
-                self._leave_out(head.id, error)
-                continue
-            except OSError as error:
-                if query.ids is None and isinstance(error, LockTakenError):
-                    continue  # it is being written at this moment
-                if claims:  # the caller owns these already and must know it
-                    return claims
-                raise
-            if claim is not None:
-                claims.append(claim)
-        return claims
+                self._leave_out(run, error)
+                raise PassedOverError from None
+            except LockTakenError:
+                if query.ids is not None:
+                    raise
+                raise PassedOverError from None
+
+        return claim_all(self._heads(query, live), query, owner, claim)
 
     def _claim_run(self, run: str, query: Query, owner: str, live: frozenset[str]) -> Claim | None:
         with self._locked(run, MOMENT if query.ids is None else None) as found:
