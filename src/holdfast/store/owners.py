@@ -14,7 +14,12 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import time
 from pathlib import Path
+
+from holdfast.errors import StoreUnavailableError
+
+_PATIENCE, _PAUSE = 0.2, 0.001  # seconds for those who look at a byte to let go of it, which takes them microseconds
 
 _guard = threading.Lock()
 _files: dict[tuple[int, int], _LockFile] = {}  # by device and inode
@@ -62,12 +67,26 @@ class LocalOwners:
         return self._opened[1]
 
     def hold(self, owner: str) -> None:
-        """Keep `owner` known as alive until this process ends or drops it. Holding twice equals once."""
+        """Keep `owner` known as alive until this process ends or drops it. Holding twice equals once.
+
+        Raises StoreUnavailableError when another process has it.
+        """
+        deadline = time.monotonic() + _PATIENCE
+        while not self._try_hold(owner):
+            if time.monotonic() > deadline:
+                raise StoreUnavailableError(f"another process holds owner {owner} in {self._path}. Try again.")
+            time.sleep(_PAUSE)
+
+    def _try_hold(self, owner: str) -> bool:
         with _guard:
             file, byte = self._file(), int(owner, 16)
             if byte not in file.held:
-                fcntl.lockf(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+                try:
+                    fcntl.lockf(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+                except (BlockingIOError, PermissionError):  # which of the two it is, POSIX leaves open
+                    return False  # somebody looks at this very moment whether it is dead
                 file.held.add(byte)
+            return True
 
     def drop(self, owner: str) -> None:
         """Let others see `owner` as dead."""
