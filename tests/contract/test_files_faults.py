@@ -301,6 +301,32 @@ async def test_a_run_that_is_deleted_while_a_commit_waits_for_it_is_stale(
     assert (gone / "log.jsonl").read_bytes() == before
 
 
+async def test_a_run_that_nobody_writes_is_listed_without_a_lock(
+    store: FilesStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most runs of a store have ended, and each claim looks at all of them."""
+    other = FilesStore(store.path)
+    await other.open()
+    await other.commit([create("second")])
+    assert len(await store.list_heads(Query())) == 2
+    locks: list[int] = []
+    real = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", lambda folder, mode: locks.append(mode) or real(folder, mode))  # type: ignore[func-returns-value]
+    assert [head.seq for head in await store.list_heads(Query())] == [1, 2]
+    assert [head and head.seq for head in await store.read_heads(["run", "second"])] == [2, 1]
+    assert await store.claim_runs(Query(states=(("pending", False),), in_turn=True), BOB) == []
+    assert locks == []
+    await other.commit([commit("second", 2)])
+    await other.post_mail("run", Mail("send"))
+    assert [head.seq for head in await store.list_heads(Query())] == [2, 2]
+    assert [head.id for head in await store.list_heads(Query(has_mail=True))] == ["run"]
+    assert await other.delete_run("second")
+    assert [head.id for head in await store.list_heads(Query())] == ["run"]
+    assert await store.read_heads(["second"]) == [None]
+    assert locks
+    await other.close()
+
+
 async def test_no_descriptor_is_left_open(store: FilesStore) -> None:
     await use_all(store)
     before = len(os.listdir("/proc/self/fd"))

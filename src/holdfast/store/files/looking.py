@@ -44,23 +44,38 @@ def look(root: int, known: RunFolder, work: Callable[[View], T], patience: float
         return work(view)
 
 
+def is_unchanged(root: int, known: RunFolder) -> bool:
+    """Whether a run is still what is known of it. That takes no lock: whatever was written since changed a stamp."""
+    if not known.begun:
+        return False
+    with named(known.run):
+        folder = open_folder(root, known.name)
+        if folder is None:
+            return False
+        try:
+            return known.is_current(View(folder))
+        finally:
+            os.close(folder)
+
+
 def glance(root: int, new: RunFolder) -> RunFolder | None:
     """What can be read of a run while somebody does not let go of its lock; None when that is nothing.
 
     Everything that counts as written is there. So may be what a writer has not flushed yet: hence it is not
     remembered, and nothing is built on it without the lock.
     """
-    with ExitStack() as stack, named(new.run):
+    with named(new.run):
         if (folder := open_folder(root, new.name)) is None:
             return None
-        stack.callback(os.close, folder)
         try:
-            view = stack.enter_context(View(folder))
-            view.keep()
-            new.catch_up(view)
+            with View(folder) as view:
+                view.keep()
+                new.catch_up(view)
+                return new
         except (FileNotFoundError, StoreDamagedError):  # it was replaced or deleted just now; who has the lock can tell
             return None
-        return new
+        finally:
+            os.close(folder)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from holdfast.store.files.claiming import PassedOverError, claim_all
 from holdfast.store.files.disk import MOMENT, Disk, LockTakenError, locked_folder, translated
 from holdfast.store.files.folder import RunFolder
 from holdfast.store.files.leases import Leases
-from holdfast.store.files.looking import glance, look, named
+from holdfast.store.files.looking import glance, is_unchanged, look, named
 from holdfast.store.files.root import clean_up, flocked, last_change, list_runs, list_strangers, note_change, open_root
 from holdfast.store.files.view import INBOX, LOG, View
 
@@ -265,7 +265,7 @@ class FilesStore(Store):
     async def read_heads(self, ids: Sequence[str]) -> list[Head | None]:
         def work() -> list[Head | None]:
             live = self._leases.live()
-            return [found and _seen(found[0], live) for found in (self._look(run, _summary) for run in ids)]
+            return [found and _seen(found[0], live) for found in (self._head(run) for run in ids)]
 
         return await self._do(work)
 
@@ -282,7 +282,10 @@ class FilesStore(Store):
             runs = sorted(set(query.ids))
         for run in runs:
             try:
-                found = self._head(run)
+                found = self._head(run, MOMENT)
+            except LockTakenError:  # one who stops while it writes must not stop those who list
+                seen = glance(self._root(), RunFolder(run, self._disk))
+                found = None if seen is None else _summary(seen)
             except InvalidIdError:
                 continue
             except StoreDamagedError as error:
@@ -296,13 +299,12 @@ class FilesStore(Store):
             self._told.add(run)
             log.warning("holdfast: left out: %s", error)
 
-    def _head(self, run: str) -> tuple[Head, bool] | None:
-        """The head of a run, with whether it has mail. One who stops while it writes must not stop those who list."""
-        try:
-            return self._look(run, _summary, MOMENT)
-        except LockTakenError:
-            seen = glance(self._root(), RunFolder(run, self._disk))
-            return None if seen is None else _summary(seen)
+    def _head(self, run: str, patience: float | None = None) -> tuple[Head, bool] | None:
+        """The head of a run, with whether it has mail; None when there is no such run."""
+        known = self._known(run)
+        if is_unchanged(self._root(), known):
+            return _summary(known)
+        return self._look(run, _summary, patience)
 
     async def read_entries(
         self, run: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
