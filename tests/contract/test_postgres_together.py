@@ -9,7 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.model import Commit, Limit, Mail, Posted, Query, Refusal
+from holdfast.errors import StoreDamagedError
+from holdfast.model import Commit, HeadChange, Limit, Mail, Posted, Query, Refusal
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres import store as statements
 from holdfast.store.postgres.schema import lock_number
@@ -218,3 +219,38 @@ async def test_damage_is_found(
         with postgres.connect() as mending:
             mending.execute("set client_min_messages = warning")
             mending.execute(f"drop trigger if exists theirs on {postgres_store}.runs")
+
+
+@pytest.fixture
+async def crowded(stores: list[PostgresStore], admin: psycopg.Connection[Any]) -> PostgresStore:
+    """A store in which an entry of the run `bad` stands already where its next one goes."""
+    await stores[0].commit([create("bad"), create("a"), create("z")])
+    admin.execute("insert into entries select n, 2, 1, 0, 'theirs', '', 'null', 'null' from runs where id = 'bad'")
+    admin.commit()
+    return stores[0]
+
+
+@pytest.mark.parametrize("more", [{}, {"change": HeadChange(status="completed")}], ids=["a step", "an end"])
+async def test_a_run_whose_next_entry_has_no_room_is_refused_and_takes_no_other_with_it(
+    crowded: PostgresStore, more: dict[str, Any]
+) -> None:
+    batch = [commit("a", 2), commit("bad", 2, **more), create("new"), commit("z", 2), commit("z", 3)]
+    replies = await crowded.commit(batch)
+    assert [reply.refused for reply in replies] == [None, Refusal.STALE, None, None, None]
+    heads = await crowded.read_heads(["a", "bad", "new", "z"])
+    assert [head and (head.seq, head.status) for head in heads] == [
+        (2, "running"),
+        (1, "running"),
+        (1, "running"),
+        (3, "running"),
+    ]
+    assert await crowded.inspect() == [("bad", "its log ends at 2, but the run says 1")]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_run_whose_next_entry_has_no_room_is_named_where_it_is_alone(
+    crowded: PostgresStore, count: int
+) -> None:
+    with pytest.raises(StoreDamagedError, match="its next entry has no room") as caught:
+        await crowded.commit([commit("bad", seq) for seq in range(2, 2 + count)])
+    assert caught.value.run_id == "bad"

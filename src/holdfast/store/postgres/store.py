@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from psycopg import AsyncConnection, errors
+from psycopg import AsyncConnection
 
 from holdfast.core.record import is_empty
 from holdfast.errors import StoreError, UsageError
@@ -26,7 +26,6 @@ from holdfast.store.postgres.writing import write_batch
 Durability = Literal["power", "process"]
 _EVERYTHING = 2**62
 _PAGE = 500
-_TRIES = 5
 
 _HEADS = f"select {rows.HEAD_COLUMNS} from runs r where r.id = any ($1::text[])"
 _READ_ENTRIES = f"""
@@ -134,16 +133,7 @@ class PostgresStore(Store):
 
     async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
         connections, channels = await self._db()
-
-        async def work(connection: AsyncConnection) -> list[Reply]:
-            for _ in range(_TRIES):
-                try:
-                    return await write_batch(connection, batch)
-                except (errors.DeadlockDetected, errors.SerializationFailure):
-                    continue  # the server has taken all of it back
-            return await write_batch(connection, batch)
-
-        replies = await connections.write(work)
+        replies = await connections.write(lambda connection: write_batch(connection, batch))
         written = [c for c, reply in zip(batch, replies, strict=True) if reply.refused is None and not is_empty(c)]
         if written:
             channels.tell(ready=any(map(_gives_up, written)))

@@ -3,6 +3,9 @@
 A usual step by itself is one small statement; new runs are made by one statement, and all else is done by another. A
 batch that needs both, or has several commits of one run, sends them in a pipeline, which the server takes as one
 transaction. Locks are taken in one order by everybody: new ids by their bytes, then rows by theirs.
+
+Where an entry stands already in the place of a run's next one, the run is damaged and the server takes all of the
+batch back. Then each commit is written by itself, so that the other runs go on.
 """
 
 from __future__ import annotations
@@ -12,16 +15,19 @@ from contextlib import suppress
 from typing import Any
 
 from psycopg import AsyncConnection, AsyncCursor
-from psycopg.errors import InsufficientPrivilege
+from psycopg.errors import DeadlockDetected, InsufficientPrivilege, SerializationFailure, UniqueViolation
 
+from holdfast.errors import StoreDamagedError
 from holdfast.faults import fault
 from holdfast.model import Commit, Mail, Refusal, Reply
 from holdfast.store.postgres import commits, rows
 from holdfast.store.postgres.quick import prepare_step, write_step
 from holdfast.store.postgres.statements import Placed, Statement, is_step, nobodys, statements
+from holdfast.store.postgres.trouble import said
 
 _ACCEPTED = Reply()
 _REFUSALS = {commits.STALE: Refusal.STALE, commits.GAP: Refusal.GAP}
+_TRIES = 5
 _Replies = list[Reply | None]
 _MAIL = f"""
     select {rows.MAIL_COLUMNS} from inbox i
@@ -38,9 +44,38 @@ async def prepare(connection: AsyncConnection) -> None:
 
 
 async def write_batch(connection: AsyncConnection, batch: Sequence[Commit]) -> list[Reply]:
-    """Every commit of the batch in one transaction; a refused one has written nothing."""
+    """Every commit of the batch in one transaction; a refused one has written nothing.
+
+    A commit of a damaged run is refused. Raises StoreDamagedError when there are no others.
+    """
     if not batch:
         return []
+    try:
+        return await _write_again(connection, batch)
+    except UniqueViolation as error:
+        if len({commit.run for commit in batch}) == 1:
+            raise StoreDamagedError(batch[0].run, None, f"its next entry has no room: {said(error)}") from error
+    return [await _write_by_itself(connection, commit) for commit in batch]
+
+
+async def _write_by_itself(connection: AsyncConnection, commit: Commit) -> Reply:
+    try:
+        return (await _write_again(connection, [commit]))[0]
+    except UniqueViolation:
+        # The other runs go on, and whoever reads this one is told.
+        return Reply(Refusal.EXISTS if commit.create else Refusal.STALE)
+
+
+async def _write_again(connection: AsyncConnection, batch: Sequence[Commit]) -> list[Reply]:
+    for _ in range(_TRIES):
+        try:
+            return await _write(connection, batch)
+        except (DeadlockDetected, SerializationFailure):
+            continue  # the server has taken all of it back
+    return await _write(connection, batch)
+
+
+async def _write(connection: AsyncConnection, batch: Sequence[Commit]) -> list[Reply]:
     fault("commit.before")
     if len(batch) == 1 and is_step(batch[0]):
         mailed = await write_step(connection, batch[0])
