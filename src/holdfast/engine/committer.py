@@ -4,6 +4,7 @@ A commit waits one turn of the loop, and all that are ready by then are one batc
 serves many. A single one is written on the loop's own thread where the store can do that, which
 saves two changes of thread; everything else goes to the store's own writer, and what arrives
 meanwhile collects into the next batch. Where only one run is live there is nobody to wait for.
+A batch is bounded by number and by bytes: servers take only so much at once, and would refuse all of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from holdfast.engine.introducing import Introducing
 from holdfast.model import Commit, Entry, Reply
 
 _TURN = 0.005
+_MOST_BYTES = 32 * 1024 * 1024
 _Waiters = list["asyncio.Future[Reply]"]
 
 
@@ -49,10 +51,14 @@ class Committer:
             return future
         if alone or len(self._pending) >= self._most:
             self._begin()
-        elif not self._scheduled:
+        else:
+            self._schedule()
+        return future
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
             self._scheduled = True
             self.loop.call_soon(self._flush)
-        return future
 
     async def _in_turn(self, reply: Reply) -> Reply:
         """The reply; steps that never really wait must not keep the rest of the loop from its turn."""
@@ -83,12 +89,14 @@ class Committer:
             writing = self._store.commit(batch)  # which may begin before it is awaited
         except Exception as error:
             _fail(waiters, error)
+            if self._pending:
+                self._schedule()
         else:
             self._writing = self.loop.create_task(self._write(writing, waiters))
 
     def _taken(self) -> tuple[list[Commit], _Waiters]:
         """What goes together now, with who waits for it."""
-        most = self._most
+        most = _together(self._pending, self._most)
         batch, self._pending = self._pending[:most], self._pending[most:]
         waiters, self._waiters = self._waiters[:most], self._waiters[most:]
         return batch, waiters
@@ -127,6 +135,19 @@ class Committer:
                 await asyncio.wait({self._writing})
             else:
                 await asyncio.sleep(0)
+
+
+def _together(pending: list[Commit], most: int) -> int:
+    """How many of these go in one batch: at most so many, and no more bytes than any store takes, but always one."""
+    left = _MOST_BYTES
+    for count, commit in enumerate(pending[:most]):
+        for entry in commit.entries:
+            left -= len(entry.body)
+        if commit.rebase is not None:
+            left -= len(commit.rebase.body)
+        if left < 0:
+            return max(count, 1)
+    return most
 
 
 def _fail(waiters: _Waiters, error: Exception) -> None:
