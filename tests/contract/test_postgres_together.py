@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.errors import StoreDamagedError
+from holdfast.errors import StoreDamagedError, StoreUnavailableError
 from holdfast.model import Commit, HeadChange, Limit, Mail, Posted, Query, Refusal
 from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres import store as statements
@@ -84,16 +84,16 @@ async def test_new_runs_are_made_in_the_order_of_their_ids(
     stores: list[PostgresStore], postgres: PostgresServer, postgres_store: str, admin: psycopg.Connection[Any]
 ) -> None:
     await stores[0].commit([create("like")])
-    changed = """(jsonb_populate_record(r, '{"id": "%s"}')).*"""
+    changed = "(jsonb_populate_record(r, jsonb_build_object('id', $1::text, 'n', -ascii($1)))).*"
     made = f"insert into {postgres_store}.runs overriding system value select {changed} from {postgres_store}.runs r "
     made += "where id = 'like'"
-    admin.execute(made % "m")
+    admin.execute(made, ("m",))
     batch = asyncio.create_task(stores[0].commit([create("z"), create("m"), create("a")]))
     assert await waits(postgres, batch, admin)
-    with postgres.connect() as other:
+    with psycopg.connect(postgres.url(), autocommit=True, cursor_factory=psycopg.RawCursor) as other:
         # It has come to `m`: nobody has to wait for it at `z`.
         other.execute("set lock_timeout = '5s'")
-        other.execute(made % "z")
+        other.execute(made, ("z",))
     admin.rollback()
     replies = await asyncio.wait_for(batch, AT_MOST)
     assert [reply.refused for reply in replies] == [Refusal.EXISTS, None, None]
@@ -254,3 +254,49 @@ async def test_a_run_whose_next_entry_has_no_room_is_named_where_it_is_alone(
     with pytest.raises(StoreDamagedError, match="its next entry has no room") as caught:
         await crowded.commit([commit("bad", seq) for seq in range(2, 2 + count)])
     assert caught.value.run_id == "bad"
+
+
+# A restore of the data alone
+
+
+@pytest.fixture
+async def restored(stores: list[PostgresStore], admin: psycopg.Connection[Any]) -> PostgresStore:
+    """A store with three runs, whose numbers begin anew; the beginning of the first one's log was dropped."""
+    await stores[0].commit([create("old"), commit("old", 2), create("older"), create("oldest")])
+    await stores[0].commit([commit("old", rebase=entry(2), change=HeadChange(base=2, floor=2))])
+    admin.execute("select setval('runs_n_seq', (select min(n) from runs), false)")
+    admin.commit()
+    return stores[0]
+
+
+@pytest.mark.parametrize(("writers", "each"), [(1, 1), (3, 3)])
+async def test_a_new_run_never_gets_the_number_of_another_though_the_numbers_begin_anew(
+    restored: PostgresStore, stores: list[PostgresStore], admin: psycopg.Connection[Any], writers: int, each: int
+) -> None:
+    news = [[create(f"new-{n}-{k}") for k in range(each)] for n in range(writers)]
+    told = await asyncio.gather(*(store.commit(some) for store, some in zip(stores, news, strict=False)))
+    assert [reply.refused for replies in told for reply in replies] == [None] * writers * each
+    count = 3 + writers * each
+    assert admin.execute("select count(distinct n), count(*) from runs").fetchone() == (count, count)
+    assert [one.seq for one in await restored.read_entries("old")] == [2]
+    assert await restored.inspect() == []
+
+
+async def test_a_user_who_may_not_set_the_numbers_forward_is_told_how(
+    restored: PostgresStore, postgres: PostgresServer, postgres_store: str
+) -> None:
+    user = f"worker_{postgres_store}"
+    with postgres.connect() as owner_of_all:
+        owner_of_all.execute(f"create role {user} login; grant usage on schema {postgres_store} to {user}")
+        tables = f"all tables in schema {postgres_store}"
+        owner_of_all.execute(f"grant select, insert, update, delete on {tables} to {user}")
+        store = PostgresStore(postgres.url(postgres_store, user=user))
+        try:
+            await store.open()
+            with pytest.raises(StoreUnavailableError, match="for sequence") as caught:
+                await store.commit([create("new")])
+            owner_of_all.execute(str(caught.value).partition("Let an administrator run: ")[2])
+            assert (await store.commit([create("new")]))[0].refused is None
+        finally:
+            await store.close()
+            owner_of_all.execute(f"drop owned by {user}; drop role {user}")

@@ -1,10 +1,11 @@
 """The tables, and how a database gets them.
 
-    runs      one small mutable row per run; `n` is never used again, so a late writer cannot hit another run. A step
-              changes seq, cursor and updated_at alone, no index has them and the pages keep room, so that its new
-              row goes beside the old one and no index is touched
+    runs      one small mutable row per run; `n` is never used again, so a late writer cannot hit another run, and
+              unique, also where its sequence was left behind by a restore of the data alone. A step changes seq,
+              cursor and updated_at alone, no index has them and the pages keep room, so that its new row goes
+              beside the old one and no index is touched
     entries   the log, found by run and seq
-    inbox     mail; keyed mail stays as taken so that its key is never accepted again; `run` saves runs an index of `n`
+    inbox     mail; keyed mail stays as taken so that its key is never accepted again; `run` saves a look at runs
     owners    who said when to be alive for how long, by the server's clock
     holdfast  the version of all this
 
@@ -22,10 +23,11 @@ from hashlib import blake2b
 import psycopg
 from psycopg import AsyncConnection
 
-from holdfast.errors import StoreUnavailableError, StoreVersionError, UsageError
+from holdfast.errors import StoreDamagedError, StoreUnavailableError, StoreVersionError, UsageError
 from holdfast.faults import fault
 from holdfast.store.postgres.address import Address
 
+NUMBERS = "runs_by_number"
 UNFINISHED = "('pending', 'running', 'waiting', 'paused', 'interrupted')"
 
 MIGRATIONS: list[str] = [
@@ -98,6 +100,7 @@ MIGRATIONS: list[str] = [
         lease_until timestamptz not null
     ) with (fillfactor = 50);
     """,
+    f"create unique index {NUMBERS} on runs (n)",
 ]
 
 _ABOUT = """
@@ -176,6 +179,14 @@ async def _step(connection: AsyncConnection, address: Address, at: int) -> None:
     if there is None or not there[0]:  # whoever may not create one may be given one
         await connection.execute(f"create schema {schema}")
     await connection.execute(f"set local search_path = {schema}")
-    await connection.execute(MIGRATIONS[at], prepare=False)
+    try:
+        await connection.execute(MIGRATIONS[at], prepare=False)
+    except psycopg.errors.UniqueViolation as error:
+        raise StoreDamagedError(
+            None,
+            None,
+            f"{address.shown}: two runs share one log ({error.diag.message_detail}). Give the newer one a number of "
+            f"its own (UPDATE {schema}.runs SET n = DEFAULT WHERE id = ...), then delete it",
+        ) from error
     fault("migration.inside")
     await connection.execute(f"update holdfast set version = {at + 1}")

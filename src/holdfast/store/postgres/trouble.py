@@ -81,6 +81,8 @@ class translated:
 def told(error: Exception, address: Address, otherwise: str = _GO_ON) -> StoreError:
     """The error of ours for one of the driver's; `otherwise` is what to do where nothing better is known."""
     where, what = address.shown, said(error)
+    if isinstance(error, errors.InsufficientPrivilege) and "for sequence" in what:
+        return StoreUnavailableError(f"{where}: {what}. {_caught_up(address)}")
     if isinstance(error, errors.InsufficientPrivilege):
         return StoreUnavailableError(f"{where}: {what}. {grants(address, tables_only='for table' in what)}")
     if isinstance(error, errors.ReadOnlySqlTransaction):
@@ -120,6 +122,15 @@ def grants(address: Address, *, tables_only: bool) -> str:
     return (
         f'Let an administrator run: GRANT CREATE ON DATABASE "{address.database}" TO {user}; or, where the schema is '
         f"there: GRANT USAGE, CREATE ON SCHEMA {schema} TO {user}; {tables}"
+    )
+
+
+def _caught_up(address: Address) -> str:
+    """What an administrator types so that new runs get numbers that no other has."""
+    runs = f"{address.quoted_schema}.runs"
+    return (
+        "The numbers of new runs begin anew, as after a restore of the data alone. Let an administrator run: "
+        f"SELECT setval(pg_get_serial_sequence('{runs}', 'n'), (SELECT max(n) FROM {runs}))"
     )
 
 

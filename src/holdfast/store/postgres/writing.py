@@ -22,6 +22,7 @@ from holdfast.faults import fault
 from holdfast.model import Commit, Mail, Refusal, Reply
 from holdfast.store.postgres import commits, rows
 from holdfast.store.postgres.quick import prepare_step, write_step
+from holdfast.store.postgres.schema import NUMBERS
 from holdfast.store.postgres.statements import Placed, Statement, is_step, nobodys, statements
 from holdfast.store.postgres.trouble import said
 
@@ -32,6 +33,14 @@ _Replies = list[Reply | None]
 _MAIL = f"""
     select {rows.MAIL_COLUMNS} from inbox i
     where i.n = (select r.n from runs r where r.id = $1) and not i.taken order by i.id
+"""
+
+
+# A restore of the data alone, or logical replication, leaves the sequence behind. Several may do this at once: should
+# one set it back to a number that another has just got, that is found out in the same way.
+_CATCH_UP = """
+    select setval(s.name, greatest((select max(n) from runs), pg_sequence_last_value(s.name)))
+    from (select pg_get_serial_sequence('runs', 'n')::regclass as name) s
 """
 
 
@@ -72,6 +81,10 @@ async def _write_again(connection: AsyncConnection, batch: Sequence[Commit]) -> 
             return await _write(connection, batch)
         except (DeadlockDetected, SerializationFailure):
             continue  # the server has taken all of it back
+        except UniqueViolation as error:
+            if error.diag.constraint_name != NUMBERS:
+                raise
+            await connection.execute(_CATCH_UP)
     return await _write(connection, batch)
 
 
