@@ -7,12 +7,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast import Pipeline, Runtime, step
-from holdfast.errors import InvalidFilterError, InvalidIdError, RunFailedError, UsageError
+from holdfast.errors import InvalidFilterError, InvalidIdError, RunFailedError, StoreDamagedError, UsageError
+from holdfast.model import Commit
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import ManualClock
+from holdfast.testing.build import ALICE
 from watched import WatchedStore
 
 MakeRuntime = Callable[..., Runtime]
@@ -339,3 +342,27 @@ async def test_metadata_that_json_cannot_hold_is_refused(make_runtime: MakeRunti
         with pytest.raises(UsageError, match="metadata"):
             await rt.run(ONE, {}, id="r1", metadata=metadata)
         assert await rt.get("r1") is None
+
+
+@pytest.mark.parametrize("damaged", [b'{"n":', b"[]"])
+async def test_a_run_whose_metadata_cannot_be_read_is_told_of_behind_those_that_match(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock, damaged: bytes
+) -> None:
+    store = make_store()
+    async with make_runtime(store) as rt:
+        await fill(rt, clock)
+        (head,) = await store.read_heads(["r3"])
+        assert head is not None
+        entries = tuple(await store.read_entries("r3"))
+        harmed = replace(head, id="harmed", metadata=damaged, owner=ALICE)
+        await store.commit([Commit(run="harmed", owner=ALICE, fence=head.fence, create=harmed, entries=entries)])
+        seen: list[str] = []
+
+        async def look() -> None:
+            async for run in rt.list(metadata={"even": False}):
+                seen.append(run.id)
+
+        with pytest.raises(StoreDamagedError, match="its head cannot be read") as caught:
+            await look()
+        assert caught.value.run_id == "harmed"
+        assert seen == ["r5", "r3", "r1"]

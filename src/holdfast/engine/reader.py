@@ -51,7 +51,7 @@ def _run_view(head: Head) -> Run:
         progress=progress,
         progress_text=text,
         error=error,
-        metadata=msgspec.json.decode(head.metadata),
+        metadata=msgspec.json.decode(head.metadata, type=dict),
         parent=head.parent,
         attempt=max(head.attempt, 1),
         waiting_for=head.waiting_for,

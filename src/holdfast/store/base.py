@@ -90,7 +90,10 @@ class Store(ABC):
 
     @abstractmethod
     async def list_heads(self, query: Query) -> list[Head]:
-        """The heads that match, newest first (created_at, then id by its bytes, descending)."""
+        """The heads that match, newest first (created_at, then id by its bytes, descending).
+
+        Metadata that is no JSON object any more matches: whoever looks at that run is told.
+        """
 
     @abstractmethod
     async def read_entries(

@@ -86,9 +86,10 @@ def states(pairs: tuple[tuple[str, bool | None], ...], bound: Bound) -> str:
 
 
 def _may_have(key: str, bound: Bound) -> str:
-    # A text without a backslash holds the key as it is; any other is read in Python.
+    # A whole text without a backslash holds the key as it is; any other is read in Python.
     written = msgspec.json.encode(key).decode()
-    return f"(strpos(r.metadata, {bound(written, 'text')}) > 0 or strpos(r.metadata, '\\') > 0)"
+    whole = "left(r.metadata, 1) = '{' and right(r.metadata, 1) = '}'"
+    return f"(strpos(r.metadata, {bound(written, 'text')}) > 0 or strpos(r.metadata, '\\') > 0 or not ({whole}))"
 
 
 def select_heads(query: Query, limit: int) -> tuple[str, list[Any]]:

@@ -243,9 +243,12 @@ def conditions(query: Query, live: set[str], claimable_by: str | None) -> tuple[
         if several is not None:
             add(condition, msgspec.json.encode(several).decode())
     for key, value in query.metadata:
-        # A key is compared as text, never read as a path: `$.a` and `x') or 1=1` are just keys.
+        # A key is compared as text, never read as a path: `$.a` and `x') or 1=1` are just keys. What is damaged may
+        # match: whoever looks at it is told.
         add(
-            "exists (select 1 from json_each(r.metadata) m where m.key = ? and m.type = ? and m.value is ?)",
+            "case when json_valid(r.metadata) then json_type(r.metadata) <> 'object' or "
+            "exists (select 1 from json_each(r.metadata) m where m.key = ? and m.type = ? and m.value is ?) "
+            "else true end",
             key,
             _json_type(value),
             value,

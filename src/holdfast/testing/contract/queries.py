@@ -154,6 +154,13 @@ class QueryContract(ContractBase):
         assert await self.ids(store, metadata=(("a", 1), ("a", 2))) == []
         assert await self.ids(store, metadata=(("a", 1),), flows=("other",)) == []
 
+    @pytest.mark.parametrize("damaged", [b'{"k":', b'{"', b"", b'["k"]', b"1"])
+    async def test_a_run_whose_metadata_cannot_be_read_is_listed_for_whoever_looks_at_it_is_told(
+        self, store: Store, damaged: bytes
+    ) -> None:
+        await self.write(store, with_metadata("a", {"k": 1}), create("b", metadata=damaged), with_metadata("c", {}))
+        assert await self.ids(store, metadata=(("k", 1),)) == ["b", "a"]
+
     async def test_hostile_metadata_keys_are_only_keys(self, store: Store) -> None:
         await self.write(store, with_metadata("decoy", {"a": {"b": 1, "": 1}, "x": 1, "where": 1, "list": [1]}))
         for n, key in enumerate(HOSTILE_KEYS):
