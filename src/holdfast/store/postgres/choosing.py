@@ -17,7 +17,7 @@ from holdfast.model import Query, RunStatus
 from holdfast.store.postgres import rows
 from holdfast.store.postgres.arrays import texts
 from holdfast.store.postgres.schema import UNFINISHED
-from holdfast.store.postgres.selecting import NEWEST, Bound, conditions, has_metadata, states
+from holdfast.store.postgres.selecting import NEWEST, Bound, conditions, has_metadata
 
 _PAGE = 500
 _OPEN = tuple(str(status) for status in RunStatus if f"'{status}'" in UNFINISHED)
@@ -107,19 +107,24 @@ async def _with_metadata(connection: AsyncConnection, some: list[Candidate], que
 
 async def _in_turn(connection: AsyncConnection, query: Query, owner: str) -> list[Candidate]:
     found = await (await connection.execute(UNDER_WAY, (owner,), binary=True)).fetchall()
-    under_way = list(_each(found))
-    full = reached(under_way, query.limits)
+    text, values = lost_statement(query, owner)
+    had = await (await connection.execute(text, values, prepare=False, binary=True)).fetchall()
+    lost = await _with_metadata(connection, [Candidate(*row) for row in had], query)
+    ids = {one.id for one in lost}
+    others = [one for one in _each(found) if one.id not in ids]  # who may be chosen does not count against a limit
+    full = reached(others, query.limits)
     queues = sorted(set(query.queues or ()))
     if query.queues is None and not is_narrow(query):
         row = await (await connection.execute(QUEUES, binary=True)).fetchone()
         queues = (row[0] if row else None) or []
     depth = max(query.limit, 1)
     while True:
-        text, values = turn_statement(query, owner, full, queues, depth)
+        text, values = turn_statement(query, full, queues, depth)
         some = await (await connection.execute(text, values, prepare=False, binary=True)).fetchall()
-        known, cut = _known([(Candidate(*row[:-1]), row[-1]) for row in some], depth)
+        free = [(Candidate(*row[:-1]), row[-1]) for row in some]
+        known, cut = _known([*((one, None) for one in lost), *free], depth)
         known = await _with_metadata(connection, known, query)
-        chosen = first_in_turn(known, under_way, query.limits, query.limit, cut)
+        chosen = first_in_turn(known, others, query.limits, query.limit, cut)
         if chosen is not None:
             return chosen
         depth *= 8
@@ -152,13 +157,21 @@ def _rank(one: Candidate) -> tuple[int, float, str]:
     return -one.priority, one.created_at, one.id
 
 
-def turn_statement(
-    query: Query, owner: str, full: tuple[set[str], set[tuple[str, str]]], queues: list[str], depth: int
-) -> tuple[str, list[Any]]:
-    """The statement for the runs among which the next turns are given out.
+def lost_statement(query: Query, owner: str) -> tuple[str, list[Any]]:
+    """The statement for the claimer's own runs and those that lost their owner: never many, and they come all."""
+    bound = Bound()
+    where = conditions(replace(query, **_ANY_TIME), bound)
+    where += [_in_time(query, bound), f"r.status in {UNFINISHED}", _whose_owner_is_lost(owner, bound)]
+    return f"select {_LIGHT} from runs r where {' and '.join(where)}", bound.values
 
-    Those that nobody has and that wait for no time come through `runs_ready`, at most `depth` of each queue and
-    status; the others, which are due, have mail or lost their owner, are never many and come all. No condition stands
+
+def turn_statement(
+    query: Query, full: tuple[set[str], set[tuple[str, str]]], queues: list[str], depth: int
+) -> tuple[str, list[Any]]:
+    """The statement for the runs that nobody has, among which the next turns are given out.
+
+    Those that wait for no time come through `runs_ready`, at most `depth` of each queue and status; the others, which
+    are due or have mail, are never many and come all. No condition stands
     there twice: the planner would take the rows to be fewer than they are.
     """
     bound = Bound()
@@ -170,14 +183,10 @@ def turn_statement(
     ]
     nobodys = f"r.owner is null and r.status in {UNFINISHED} and r.status = any ({bound(unowned, 'text[]')})"
     in_queue = f"r.queue = any ({bound(queues, 'text[]')})" if query.queues is not None else "true"
-    state = states(query.states, bound) if query.states is not None else "true"
-    lost = f"{fits} and {in_queue} and {_in_time(query, bound)} and {state} and r.status in {UNFINISHED}"
-    found = [f"{lost} and {_whose_owner_is_lost(owner, bound)}"]
     if is_narrow(query):
-        found.append(f"{fits} and {in_queue} and {_in_time(query, bound)} and {nobodys}")
-        return _union(found), bound.values
+        return _all(f"{fits} and {in_queue} and {_in_time(query, bound)} and {nobodys}"), bound.values
     until = f"r.wake_at <= {bound(query.idle_by, 'float8')}" if query.idle_by is not None else "r.wake_at is not null"
-    found.append(f"{fits} and {in_queue} and {until} and {nobodys}")
+    due = _all(f"{fits} and {in_queue} and {until} and {nobodys}")
     ready = f"""
       select c.* from unnest({bound(queues, "text[]")}) q (queue), unnest({bound(unowned, "text[]")}) s (status),
       lateral (
@@ -186,7 +195,7 @@ def turn_statement(
           and r.status in {UNFINISHED} and {fits}
         {_FIRST} limit {bound(depth, "bigint")}
       ) c"""
-    return f"{_union(found)} union all ({ready})", bound.values
+    return f"{due} union all ({ready})", bound.values
 
 
 def is_narrow(query: Query) -> bool:
@@ -194,8 +203,8 @@ def is_narrow(query: Query) -> bool:
     return query.ids is not None or query.due_by is not None or bool(query.has_mail)
 
 
-def _union(found: list[str]) -> str:
-    return " union all ".join(f"(select {_LIGHT}, null::text from runs r where {where})" for where in found)
+def _all(where: str) -> str:
+    return f"(select {_LIGHT}, null::text from runs r where {where})"
 
 
 def _not_full(full: tuple[set[str], set[tuple[str, str]]], bound: Bound) -> list[str]:

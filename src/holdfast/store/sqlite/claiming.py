@@ -57,11 +57,17 @@ def claimable(connection: apsw.Connection, query: Query, live: set[str], owner: 
     owners = msgspec.json.encode(sorted(live)).decode()
     owned = f"{_LIGHT} where r.owner in (select value from json_each(?)) and r.status in {_UNFINISHED}"
     under_way = [_candidate(row) for row in connection.execute(owned, (owners,))]
-    where, values = _open_to_all(*sql.conditions(query, live, owner), reached(under_way, query.limits))
+    where, values = sql.conditions(query, live, owner)
+    where += f" and r.status in {_UNFINISHED}"
+    # The claimer's own, and all whose owner is dead: never many. Who may be chosen does not count against a limit.
+    lost = [_candidate(row) for row in connection.execute(f"{_LIGHT} where r.owner is not null and {where}", values)]
+    ids = {one.id for one in lost}
+    others = [one for one in under_way if one.id not in ids]
+    where, values = _open_to_all(where, values, reached(others, query.limits))
     depth, chosen = max(query.limit, 1), None
     while chosen is None:
         found, cut = _free(connection, query, where, values, depth)
-        chosen = first_in_turn(found, under_way, query.limits, query.limit, cut)
+        chosen = first_in_turn(lost + found, others, query.limits, query.limit, cut)
         depth *= 8
     return [one.n for one in chosen]
 
@@ -88,7 +94,7 @@ def _open_to_all(where: str, values: list[Any], full: tuple[set[str], set[tuple[
     """Leave out what has come to a limit already, or nobody behind it would be seen."""
     flows, keys = (msgspec.json.encode(sorted(some)).decode() for some in full)
     return (
-        f"{where} and r.status in {_UNFINISHED} and r.flow not in (select value from json_each(?)) and not exists "
+        f"{where} and r.flow not in (select value from json_each(?)) and not exists "
         f"(select 1 from json_each(?) b where b.value ->> 0 = r.flow and b.value ->> 1 = r.key)",
         [*values, flows, keys],
     )
@@ -97,8 +103,8 @@ def _open_to_all(where: str, values: list[Any], full: tuple[set[str], set[tuple[
 def _free(
     connection: apsw.Connection, query: Query, where: str, values: list[Any], depth: int
 ) -> tuple[list[_Candidate], set[str]]:
-    """The first of each queue, with the queues that have more, and all whose owner is dead: never many."""
-    found = [_candidate(row) for row in connection.execute(f"{_LIGHT} where r.owner is not null and {where}", values)]
+    """The first of each queue that nobody has, with the queues that have more."""
+    found: list[_Candidate] = []
     cut: set[str] = set()
     queues = query.queues if query.queues is not None else [sql.text(name) for (name,) in connection.execute(_QUEUES)]
     text = f"{_LIGHT} where r.owner is null and r.queue = ? and {where} {_FIRST}"

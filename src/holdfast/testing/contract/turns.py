@@ -119,6 +119,29 @@ class TurnContract(ContractBase):
         await self.pass_time(clock, LEASE + 1)
         assert await self.turns(store, limits=(Limit("f", 1),)) == ["next"]
 
+    @pytest.mark.parametrize("limit", [Limit("flow", 1), Limit("flow", None, 1)])
+    async def test_a_run_that_the_claimer_has_already_does_not_count_against_itself(
+        self, store: Store, limit: Limit
+    ) -> None:
+        self.beat(store, ALICE)
+        await self.write(store, create("own", key="k"), unowned("next", key="k", created_at=9000.0))
+        assert await self.turns(store, ALICE, limits=(limit,)) == []
+        assert await self.turns(store, BOB, states=None, limits=(limit,)) == []
+        assert await self.turns(store, ALICE, states=None, limits=(limit,)) == ["own"]
+
+    async def test_a_run_that_the_claimer_has_already_gives_way_to_one_whose_turn_is_before(self, store: Store) -> None:
+        self.beat(store, ALICE)
+        await self.write(store, create("own"), unowned("urgent", priority=5))
+        assert await self.turns(store, ALICE, states=None, limits=(Limit("flow", 1),)) == ["urgent"]
+
+    async def test_a_run_that_the_claimer_has_already_does_not_count_for_the_turn_of_its_queue(
+        self, store: Store
+    ) -> None:
+        self.beat(store, ALICE)
+        await self.write(store, create("own-a", queue="a", priority=7), create("own-b", queue="b"))
+        await self.write(store, unowned("free-a", queue="a", priority=100))
+        assert await self.turns(store, ALICE, states=None, limit=1) == ["free-a"]
+
     async def test_many_who_claim_at_once_do_not_exceed_a_limit_together(self, store: Store) -> None:
         await self.write(store, *(unowned(f"run-{n}", flow="f", key="x") for n in range(12)))
         limits = (Limit("f", 5, 4),)
