@@ -50,13 +50,13 @@ def first_in_turn(
 ) -> list[Q] | None:
     """The same when only the first candidates of the queues in `cut` are known; None when more must be known."""
     lines: dict[str, list[Q]] = {}
-    for one in sorted(candidates, key=_rank, reverse=True):
+    for one in sorted(candidates, key=rank, reverse=True):
         lines.setdefault(one.queue, []).append(one)  # whose turn comes first stands last
     waiting = {one.id for line in lines.values() for one in line}
     others = [one for one in under_way if one.id not in waiting]
     room = _Room(limits, others)
     busy = Counter(one.queue for one in others)
-    heads = [(busy[queue], _rank(line[-1]), queue) for queue, line in lines.items()]
+    heads = [(busy[queue], rank(line[-1]), queue) for queue, line in lines.items()]
     heapify(heads)
     chosen: list[Q] = []
     while heads and len(chosen) < most:
@@ -66,7 +66,7 @@ def first_in_turn(
             chosen.append(one)
             taken += 1
         if lines[queue]:
-            heapreplace(heads, (taken, _rank(lines[queue][-1]), queue))
+            heapreplace(heads, (taken, rank(lines[queue][-1]), queue))
         elif queue in cut and len(chosen) < most:
             return None
         else:
@@ -83,7 +83,8 @@ def reached(under_way: Iterable[Queued], limits: Iterable[Limit]) -> tuple[set[s
     return room.full_flows(), room.full_keys()
 
 
-def _rank(one: Queued) -> tuple[int, float, str]:
+def rank(one: Queued) -> tuple[int, float, str]:
+    """Where a run stands in its queue: the least goes first."""
     return -one.priority, one.created_at, one.id
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 from psycopg import AsyncConnection
 
-from holdfast.core.turns import first_in_turn, reached
+from holdfast.core.turns import first_in_turn, rank, reached
 from holdfast.model import Query, RunStatus
 from holdfast.store.postgres import rows
 from holdfast.store.postgres.arrays import texts
@@ -148,13 +148,9 @@ def _known(found: list[tuple[Candidate, str | None]], depth: int) -> tuple[list[
     last: dict[str, tuple[int, float, str]] = {}
     for (queue, _), some in counted.items():
         if len(some) >= depth:
-            end = max(map(_rank, some))
+            end = max(map(rank, some))
             last[queue] = min(last.get(queue, end), end)
-    return [one for one, _ in found if one.queue not in last or _rank(one) <= last[one.queue]], set(last)
-
-
-def _rank(one: Candidate) -> tuple[int, float, str]:
-    return -one.priority, one.created_at, one.id
+    return [one for one, _ in found if one.queue not in last or rank(one) <= last[one.queue]], set(last)
 
 
 def lost_statement(query: Query, owner: str) -> tuple[str, list[Any]]:

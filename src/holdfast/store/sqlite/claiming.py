@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
-from holdfast.core.turns import first_in_turn, reached
+from holdfast.core.turns import first_in_turn, rank, reached
 from holdfast.model import Claim, Entry, Mail, Query
 from holdfast.store.sqlite import sql
 
@@ -67,7 +67,9 @@ def claimable(connection: apsw.Connection, query: Query, live: set[str], owner: 
     depth, chosen = max(query.limit, 1), None
     while chosen is None:
         found, cut = _free(connection, query, where, values, depth)
-        chosen = first_in_turn(lost + found, others, query.limits, query.limit, cut)
+        # Behind where a queue was cut, others stand before them who are not known yet.
+        found += [one for one in lost if one.queue not in cut or rank(one) <= cut[one.queue]]
+        chosen = first_in_turn(found, others, query.limits, query.limit, cut)
         depth *= 8
     return [one.n for one in chosen]
 
@@ -102,15 +104,15 @@ def _open_to_all(where: str, values: list[Any], full: tuple[set[str], set[tuple[
 
 def _free(
     connection: apsw.Connection, query: Query, where: str, values: list[Any], depth: int
-) -> tuple[list[_Candidate], set[str]]:
-    """The first of each queue that nobody has, with the queues that have more."""
+) -> tuple[list[_Candidate], dict[str, tuple[int, float, str]]]:
+    """The first of each queue that nobody has; for the queues that have more, where the last of these stands."""
     found: list[_Candidate] = []
-    cut: set[str] = set()
+    cut: dict[str, tuple[int, float, str]] = {}
     queues = query.queues if query.queues is not None else [sql.text(name) for (name,) in connection.execute(_QUEUES)]
     text = f"{_LIGHT} where r.owner is null and r.queue = ? and {where} {_FIRST}"
     for queue in set(queues):
         rows = list(connection.execute(text, [queue, *values, depth]))
         found += [_candidate(row) for row in rows]
         if len(rows) == depth:
-            cut.add(queue)
+            cut[queue] = rank(found[-1])
     return found, cut

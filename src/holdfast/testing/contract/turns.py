@@ -112,6 +112,14 @@ class TurnContract(ContractBase):
         await self.write(store, unowned("h", flow="g", created_at=99.0))
         assert await self.turns(store, limits=(Limit("f", None, 1),), limit=2) == ["h"]
 
+    async def test_the_run_of_a_dead_owner_waits_for_its_turn_behind_those_that_exceed_a_limit(
+        self, store: Store
+    ) -> None:
+        await self.write(store, create("orphan", owner=CAROL, flow="g", created_at=9.0))
+        await self.write(store, *(unowned(f"f-{n}", flow="f", key="x", created_at=float(n)) for n in range(3)))
+        await self.write(store, unowned("g", flow="g", created_at=5.0))
+        assert await self.turns(store, limits=(Limit("f", None, 1),), limit=2) == ["f-0", "g"]
+
     async def test_the_runs_of_a_dead_owner_do_not_count(self, store: Store, clock: ManualClock) -> None:
         self.beat(store, ALICE)
         await self.write(store, create("stuck", flow="f"), unowned("next", flow="f", created_at=1.0))
