@@ -69,7 +69,10 @@ class Cli:
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """The command as a process that is under way."""
-        process = self._open(arguments, environment, stdin=subprocess.DEVNULL)
+        return self.to_stop(self._open(arguments, environment, stdin=subprocess.DEVNULL))
+
+    def to_stop(self, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+        """The same process, which does not outlive the test."""
         self._live.append(process)
         return process
 

@@ -14,7 +14,7 @@ from holdfast import __version__
 from holdfast.cli import demo, driving, reading, steering, talking, working
 from holdfast.cli.codes import Exit, code_of, table
 from holdfast.cli.explaining import Typed, error_object, message_of, trace_of
-from holdfast.cli.output import as_json, debugging, out, prepare, say, say_trace, shown
+from holdfast.cli.output import as_json, debugging, finish, out, prepare, say, say_trace, shown
 from holdfast.errors import HoldfastError, OwnershipLostError, UsageError
 
 _EPILOG = f"""\b
@@ -82,7 +82,7 @@ class _OneLine(logging.Handler):
 def execute(arguments: Sequence[str]) -> int:
     """Do what the arguments say; the exit code. Nothing is raised."""
     prepare()
-    typed = Typed()
+    typed, code = Typed(), 0
     log = logging.getLogger("holdfast")
     if not log.handlers:
         log.addHandler(_OneLine())
@@ -93,7 +93,7 @@ def execute(arguments: Sequence[str]) -> int:
         try:
             # Not holdfast.main(): that has exit codes of its own for what is caught below.
             with holdfast.make_context("holdfast", list(arguments) or ["--help"], obj=typed) as context:
-                code = holdfast.invoke(context)
+                code = holdfast.invoke(context) or Exit.OK
         except click.exceptions.Exit as error:
             code = error.exit_code
         except HoldfastError as error:
@@ -101,15 +101,15 @@ def execute(arguments: Sequence[str]) -> int:
         except click.ClickException as error:
             message = error.format_message()
             code = _fail(UsageError(message), Exit.USAGE, message, json="--json" in arguments)
-        sys.stdout.flush()
-        return int(code or Exit.OK)
+        finish()
+        return int(code)
     except BrokenPipeError:
         _give_stdout_up()
         return Exit.PIPE
     except OSError as error:
         _give_stdout_up()
         _explain(f"the output could not be written: {error.strerror or error}")
-        return Exit.OUTPUT
+        return code or Exit.OUTPUT  # what else went wrong says more
     except (KeyboardInterrupt, click.Abort):
         _explain("interrupted")
         return Exit.INTERRUPTED

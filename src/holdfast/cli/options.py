@@ -120,6 +120,8 @@ def read_value(text: str) -> tuple[Any, str]:
     try:
         data = sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
         plain = data.decode().removesuffix("\n") if text == "-" else data.decode()
+    except OSError as error:
+        raise UsageError(f"{text}: stdin cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
         raise UsageError(f"{text!r} is not UTF-8") from None
     try:

@@ -7,6 +7,8 @@ clipboard or turns the line around.
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import sys
@@ -46,9 +48,18 @@ def pretty_json(value: Any) -> str:
     ).replace("\x7f", "\\u007f")
 
 
+class _Nowhere(io.TextIOWrapper):
+    """In the place of a stream that this process was started without."""
+
+    lost = False
+    """Whether a result was printed there. What steps print is nobody's result."""
+
+
 def out(text: str) -> None:
     """A line on stdout."""
     sys.stdout.write(f"{text}\n")
+    if isinstance(sys.stdout, _Nowhere):
+        sys.stdout.lost = True
 
 
 def say(text: str) -> None:
@@ -65,10 +76,31 @@ def say(text: str) -> None:
 
 
 def prepare() -> None:
-    """Let every character be written, whatever the encoding of the terminal or the lack of one."""
+    """Have all three streams, and let every character be written, whatever the encoding of the terminal."""
+    # Before anything else is opened: a database must not get the number of a stream, which others write to. Each
+    # gets the lowest number that is free, so that the order gives it its own.
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, _stand_in(name))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _stand_in(name: str) -> io.TextIOWrapper:
+    # For writing, stdin too: reading fails there, because an input that is missing is not an empty one.
+    number = os.open(os.devnull, os.O_WRONLY)
+    os.set_inheritable(number, True)  # as a stream is
+    if name == "stdin":
+        return open(number, encoding="utf-8", closefd=False)
+    return _Nowhere(open(number, "wb", closefd=False), encoding="utf-8")
+
+
+def finish() -> None:
+    """Write what is left of the output. Raises OSError when it, or what came before, could not be written."""
+    sys.stdout.flush()
+    if isinstance(sys.stdout, _Nowhere) and sys.stdout.lost:
+        raise OSError(errno.EBADF, "stdout is closed")
 
 
 def print_table(
