@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from warm import WarmPopen
+
 PROGRAM = """
 import os
 from holdfast import Pipeline, ask, flow
@@ -29,17 +31,57 @@ async def asking(given) -> str:
     return await ask("What?", schema=str)
 """
 
+CLOSING = """
+import sys
+from holdfast import Pipeline
+
+
+def close(state):
+    sys.stderr.close()
+
+
+def wait(state):
+    print("in wait", flush=True)
+    open("go").read()
+
+
+pipeline = Pipeline("closing", [close, wait])
+"""
+
+SCRIPT = """
+import logging
+import holdfast
+from holdfast.errors import RunInterruptedError
+
+
+class Broken(logging.Handler):
+    def emit(self, record):
+        print("told", flush=True)
+        raise LookupError("the log is broken")
+
+
+def wait(state):
+    print("in wait", flush=True)
+    open("go").read()
+
+
+logging.getLogger("holdfast").addHandler(Broken())
+try:
+    holdfast.run(holdfast.Pipeline("waiting", [wait]), 1, id="r1")
+except RunInterruptedError:
+    print("handed back")
+"""
+
+STREAMS: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
 
 @pytest.fixture
 def without(cli: Any) -> Any:
     (cli.folder / "program.py").write_text(PROGRAM)
 
-    def typed(redirection: str, *arguments: str) -> subprocess.Popen[str]:
+    def typed(redirection: str, *arguments: str) -> Any:
         command = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "holdfast", *arguments]
-        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(command, cwd=cli.folder, env=cli.environment, text=True, **streams)
-        cli.to_stop(process)
-        return process
+        return cli.to_stop(subprocess.Popen(command, cwd=cli.folder, env=cli.environment, **STREAMS))
 
     return typed
 
@@ -98,3 +140,26 @@ def test_a_value_from_a_stdin_that_is_closed_is_no_empty_value(cli: Any, without
         assert "-: " in line
     assert cli("show", "r1").returncode == 6
     assert cli("answer", "q1", "-", stdin="").returncode == 0
+
+
+def test_a_step_that_closes_stderr_stops_neither_its_run_nor_a_signal(cli: Any, without: Any) -> None:
+    (cli.folder / "program.py").write_text(CLOSING)
+    process = without("", "run", "program.py", "1", "--id", "r1")
+    assert process.stdout.readline() == "in wait\n"
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)  # the second one: the step is not waited for
+    process.communicate()
+    assert process.returncode in (130, 143)
+    run = cli.json("show", "r1")["run"]
+    assert (run["status"], run["next"]) == ("interrupted", "wait")
+
+
+def test_a_signal_that_cannot_be_logged_hands_the_run_back_all_the_same(cli: Any) -> None:
+    (cli.folder / "script.py").write_text(SCRIPT)
+    process = cli.to_stop(WarmPopen(["script.py"], cwd=cli.folder, env=cli.environment, **STREAMS))
+    assert process.stdout.readline() == "in wait\n"
+    for _ in range(2):  # the second one does not wait for the step
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "told\n"
+    assert process.communicate()[0] == "handed back\n"
+    assert cli.json("show", "r1")["run"]["status"] == "interrupted"

@@ -72,6 +72,14 @@ def test_a_takeover_is_told_once_with_a_command_that_can_be_typed(capsys: Any) -
     assert suggested(message_of(lost, Typed())) == [["run", "FILE:FLOW", "--id", "r1"]]
 
 
+def test_a_warning_that_cannot_be_written_is_nothing_to_whoever_warns(monkeypatch: Any, capsys: Any) -> None:
+    log = logging.getLogger("holdfast")
+    monkeypatch.setattr(log, "propagate", False)  # the handler of the test run would raise
+    app.execute(["--version"])
+    log.warning("holdfast: %d", "no number")
+    assert "Logging error" in capsys.readouterr().err
+
+
 def test_a_password_is_not_repeated_in_a_suggestion() -> None:
     typed = Typed()
     typed.store = "other://user:hunter2@host/db"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -310,23 +311,45 @@ async def test_following_goes_on_through_a_restart_of_the_owner(make_runtime: Ma
     assert "interrupted" in types
 
 
-async def test_what_on_event_does_wrong_is_not_the_run_s_fault(make_runtime: MakeRuntime) -> None:
+@pytest.mark.parametrize("error", [LookupError, SystemExit, KeyboardInterrupt])
+async def test_what_on_event_does_wrong_is_not_the_run_s_fault(
+    make_runtime: MakeRuntime, error: type[BaseException], caplog: Any
+) -> None:
     seen: list[str] = []
 
     def broken(event: Event) -> None:
         seen.append(event.type)
-        raise LookupError("the watcher is broken")
+        raise error("the watcher is broken")
 
     async def broken_later(event: Event) -> None:
         seen.append(event.type)
         await asyncio.sleep(0)
-        raise LookupError("the watcher is broken")
+        raise error("the watcher is broken")
 
     for watcher in (broken, broken_later):
         async with make_runtime(on_event=watcher) as rt:
             run = watcher.__name__.replace("_", "-")
             assert await rt.run(FLOW, [], id=run) == ["a", "b", "c"]
     assert seen.count("completed") == 2
+    assert caplog.text.count("the watcher is broken") >= 2
+
+
+class BrokenHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise LookupError("the log is broken too")
+
+
+async def test_a_log_that_cannot_be_written_to_is_not_the_run_s_fault_either(
+    make_runtime: MakeRuntime, request: Any
+) -> None:
+    def broken(event: Event) -> None:
+        raise LookupError("the watcher is broken")
+
+    log, handler = logging.getLogger("holdfast"), BrokenHandler()
+    log.addHandler(handler)
+    request.addfinalizer(lambda: log.removeHandler(handler))
+    async with make_runtime(on_event=broken) as rt:
+        assert await rt.run(FLOW, [], id="r1") == ["a", "b", "c"]
 
 
 # A checkpoint by hand

@@ -72,15 +72,15 @@ async def handing_back_on_signals(
 ) -> AsyncIterator[None]:
     """While inside, SIGINT and SIGTERM close the runtime: after the step under way, the second time at once.
 
-    `on_signal` is told each one before that.
+    `on_signal` is told each one before anything is closed.
     """
     loop, closing = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     def close(number: signal.Signals) -> None:
         runtime._stop_soon()  # before anybody is told: closing takes turns of the loop, in which a step could begin
-        if on_signal is not None:
-            on_signal(number)
         closing.add(loop.create_task(runtime.close()))
+        if on_signal is not None:
+            on_signal(number)  # last: whatever it raises, the runtime closes
 
     signals = (signal.SIGINT, signal.SIGTERM)
     in_main = threading.current_thread() is threading.main_thread()

@@ -74,9 +74,12 @@ class _OneLine(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if isinstance(record.args, tuple) and any(isinstance(about, OwnershipLostError) for about in record.args):
             return  # the command that has lost its run says so when it ends
-        say(shown(record.getMessage()))
-        if record.exc_info and record.exc_info[1] is not None:
-            say_trace(trace_of(record.exc_info[1]))
+        try:
+            say(shown(record.getMessage()))
+            if record.exc_info and record.exc_info[1] is not None:
+                say_trace(trace_of(record.exc_info[1]))
+        except Exception:
+            self.handleError(record)  # as every handler does: whoever logs is not to fail by it
 
 
 def execute(arguments: Sequence[str]) -> int:

@@ -63,15 +63,15 @@ def out(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """A line on stderr. That nobody reads it any more stops nothing."""
+    """A line on stderr. That nobody reads it any more, or that a step has closed it, stops nothing."""
     try:
         sys.stdout.flush()  # what was printed before comes before
-    except OSError:
+    except (OSError, ValueError):
         pass  # it is met again, and reported, when the command ends
     try:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
-    except OSError:
+    except (OSError, ValueError):
         pass
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from holdfast.context import enter, leave
@@ -32,20 +32,32 @@ class Observers:
         try:
             result = watcher(event)
             if inspect.isawaitable(result):
-                task = asyncio.ensure_future(result)
+                task = asyncio.ensure_future(_awaited(result, event))
                 self._under_way.add(task)
-                task.add_done_callback(self._observed)
-        except (Exception, asyncio.CancelledError):
-            log.exception("holdfast: on_event raised for %s of run %s", event.type, event.run)
+                task.add_done_callback(self._under_way.discard)
+        # A SystemExit that leaves the task which drives the run would end the loop, and with it every other run.
+        except BaseException as error:
+            _complain(event, error)
         finally:
             leave(token)
-
-    def _observed(self, task: asyncio.Task[Any]) -> None:
-        self._under_way.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("holdfast: on_event raised", exc_info=error)
 
     async def settle(self, seconds: float) -> None:
         """Give what they still do so much time."""
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=seconds)
+
+
+async def _awaited(result: Awaitable[Any], event: Event) -> None:
+    try:
+        await result
+    except (asyncio.CancelledError, GeneratorExit):
+        raise  # it is given up, and did nothing wrong
+    except BaseException as error:
+        _complain(event, error)
+
+
+def _complain(event: Event, error: BaseException) -> None:
+    try:
+        log.error("holdfast: on_event raised for %s of run %s", event.type, event.run, exc_info=error)
+    except BaseException:
+        pass  # a broken handler of the log is not the run's fault either, and nobody is left to be told
