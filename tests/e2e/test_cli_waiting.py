@@ -136,7 +136,7 @@ def test_json_says_what_a_run_waits_for_and_what_to_type(waits: Any) -> None:
     (wait,) = found["waits"]
     assert (wait["run"], wait["wait"], wait["question"]) == ("r1", "ask", "Ship it?")
     assert wait["schema"] == {"type": "boolean"}
-    assert wait["command"] == "`holdfast answer r1 VALUE`"
+    assert wait["command"] == "holdfast answer r1 VALUE"
     assert (found["error"]["kind"], found["error"]["exit_code"]) == ("RunWaitingError", 4)
     assert waits.json("show", "r1")["waits"] == found["waits"]
 

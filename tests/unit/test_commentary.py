@@ -95,7 +95,7 @@ def test_a_suggested_command_keeps_a_topic_that_looks_like_an_option_from_being_
     opened = OpenWaits("r1")
     opened.see(event("wait", key="0/receive:1", name="receive", wait="receive", topic="-n $(x)"))
     waits = opened.waits(Typed())
-    assert waits[0].command == "`holdfast send -- r1 '-n $(x)' VALUE`"
+    assert waits[0].command == "holdfast send -- r1 '-n $(x)' VALUE"
     opened.see(event("received", key="0/receive:1"))
     assert opened.waits(Typed()) == []
 

@@ -38,22 +38,26 @@ class Typed:
         self.program: Program | None = None
 
     def command(self, verb: str, ref: str, flow: str | None = None) -> str:
-        """A command line for the run or checkpoint; `flow` is the name of the run's flow, where it is known."""
+        """In quotes, a command for the run or checkpoint; `flow` is the name of the run's flow, where it is known."""
         if verb == "run":
-            return self.line(verb, self._place(flow), options=("--id", ref))
+            return self.quoted(verb, self._place(flow), options=("--id", ref))
         if verb == "send":
-            return self.line(verb, ref, "TOPIC", "VALUE")
+            return self.quoted(verb, ref, "TOPIC", "VALUE")
         app = ("--app", "FILE" if self.program is None else self.program.target)
         if verb in ("rewind", "fork") and "@" not in ref:
             ref = f"{ref}@SEQ"
-        return self.line(verb, ref, options=app if verb in ("resume", "rewind") else ())
+        return self.quoted(verb, ref, options=app if verb in ("resume", "rewind") else ())
+
+    def quoted(self, verb: str, *arguments: str, options: Sequence[str] = ()) -> str:
+        """A command line as it stands in a text."""
+        return f"`{self.line(verb, *arguments, options=options)}`"
 
     def line(self, verb: str, *arguments: str, options: Sequence[str] = ()) -> str:
-        """A command line in quotes. What begins with - is kept from being taken for an option."""
+        """A command line as it is typed. What begins with - is kept from being taken for an option."""
         if any(argument.startswith("-") for argument in arguments):
             words = shlex.join(["holdfast", verb, *options]) + self.in_store()
-            return f"`{words} -- {shlex.join(arguments)}`"
-        return f"`{shlex.join(['holdfast', verb, *arguments, *options])}{self.in_store()}`"
+            return f"{words} -- {shlex.join(arguments)}"
+        return shlex.join(["holdfast", verb, *arguments, *options]) + self.in_store()
 
     def in_store(self) -> str:
         """The end of a command line that names the store, if it has to. A password is for nobody's screen."""
@@ -97,8 +101,9 @@ def message_of(error: HoldfastError, typed: Typed, run: Run | None = None, trace
                 f"{pause} and {cancel} reach it from here."
             )
         case NoQuestionError() if error.ask is None and error.open_asks:
-            which = [typed.line("answer", error.run_id, "VALUE", options=("--ask", ask)) for ask in error.open_asks[:3]]
-            asks = typed.line("asks", error.run_id)
+            options = [("--ask", ask) for ask in error.open_asks[:3]]
+            which = [typed.quoted("answer", error.run_id, "VALUE", options=option) for option in options]
+            asks = typed.quoted("asks", error.run_id)
             return f"run {error.run_id} has several questions open; say which: {', '.join(which)}. {asks} shows them."
         case FlowNotRegisteredError():
             return f"run {error.run_id} belongs to flow {error.flow!r}{_who_has(error.flow, typed)}"

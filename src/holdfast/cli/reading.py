@@ -81,7 +81,7 @@ def _print_list(runs: Iterator[Run], held_up: HeldUp) -> None:
         waiting: set[str] = set()
         print_table(columns, _rows(chain([first], runs), waiting, held_up), crop=("flow", "next"), head=False)
         if waiting and sys.stdout.isatty():
-            one = typed().line("show", waiting.pop() if len(waiting) == 1 else "RUN")
+            one = typed().quoted("show", waiting.pop() if len(waiting) == 1 else "RUN")
             say(f"{shown(one)} says what to type for a run that waits")
 
 
@@ -245,7 +245,7 @@ def _facts(found: Shown) -> list[tuple[str, object]]:
     if run.status == RunStatus.WAITING:
         for wait in found.waits:
             facts.append(("waits for", wait.what(run.id)))
-            facts += [("answer" if wait.wait == "ask" else "send", wait.command.strip("`"))] if wait.command else []
+            facts += [("answer" if wait.wait == "ask" else "send", wait.command)] if wait.command else []
         if not found.waits:
             facts.append(("waits for", run.waiting_for or "something from outside"))
     more = (("error", run.error), ("failed at", found.failed_at), ("from", found.forked_from), ("parent", run.parent))

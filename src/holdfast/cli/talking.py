@@ -58,7 +58,7 @@ def _print_ask(ask: Ask, typed: Typed, *, several: bool) -> None:
     if ask.unread:
         facts.append(("unread", "something has come for the run that it has not taken in yet; it may be the answer"))
     command = typed.line("answer", ask.run, "VALUE", options=("--ask", ask.id) if several else ())
-    print_fields([*facts, ("answer", command.strip("`"))])
+    print_fields([*facts, ("answer", command)])
 
 
 @click.command(cls=WithValue)

@@ -131,7 +131,7 @@ def told(run: str, waiting_for: str | None, waits: list[Wait], again: str) -> st
     """What a person is told of a run that waits; `again` is the command that goes on with it."""
     if not waits:
         return f"run {run} waits for {waiting_for or 'something from outside'}. {again} goes on when it has come."
-    parts = [wait.what(run) + (f": {wait.command}" if wait.command else "") for wait in waits[:_SHOWN]]
+    parts = [wait.what(run) + (f": `{wait.command}`" if wait.command else "") for wait in waits[:_SHOWN]]
     more = f"; and for {len(waits) - _SHOWN} more" if len(waits) > _SHOWN else ""
     then = "Then" if any(wait.command for wait in waits) else "When it has come,"
     return f"run {run} waits for {'; for '.join(parts)}{more}. {then} {again} goes on."

@@ -70,7 +70,7 @@ def start(
         reason = None if run is None else why_not_taken(run, runtime.workers())
     out(as_json(run) if json_ else handle.id)
     if reason is not None:
-        serving = typed().line("worker", flow.rpartition(":")[0] or flow, options=("--queues", queue))
+        serving = typed().quoted("worker", flow.rpartition(":")[0] or flow, options=("--queues", queue))
         say(f"{reason} yet; {shown(serving)} does")
     return Exit.OK
 
