@@ -141,6 +141,17 @@ def test_json_says_what_a_run_waits_for_and_what_to_type(waits: Any) -> None:
     assert waits.json("show", "r1")["waits"] == found["waits"]
 
 
+def test_a_long_question_is_cut_with_a_mark_on_a_line_and_nowhere_else(waits: Any) -> None:
+    question = "Ship it? " * 20
+    typed = ("run", "waits.py:approval", "-i", json.dumps({"question": question}), "--id", "r1")
+    line = waits(*typed).stderr.splitlines()[-1]
+    assert f"to '{question[:99]}…' (true or false)" in line
+    assert f"to '{question}' (true or false)" in waits("show", "r1").stdout
+    found = waits.json(*typed)
+    assert f"to '{question}' (true or false)" in found["error"]["message"]
+    assert found["waits"][0]["question"] == question
+
+
 def test_asks_shows_what_is_open_without_the_program(waits: Any) -> None:
     waits("run", "waits.py:approval", "-i", '{"note": "x"}', "--id", "r1")
     waits("run", "waits.py:choice", "--id", "r2")

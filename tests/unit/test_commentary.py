@@ -104,6 +104,6 @@ def test_more_than_a_few_waits_are_counted() -> None:
     opened = OpenWaits("r1")
     for number in range(5):
         opened.see(event("wait", key=f"0/ask:{number}", wait="ask", ask=f"a{number}", question="?", schema=None))
-    line = told("r1", None, opened.waits(Typed()), "`again`")
+    line = told("r1", None, opened.waits(Typed()), "`again`", whole=True)
     assert line.count("holdfast answer r1 VALUE --ask a") == 3
     assert line.endswith("; and for 2 more. Then `again` goes on.")

@@ -135,7 +135,7 @@ class Drive:
     def _message(self, error: HoldfastError) -> str:
         if isinstance(error, RunWaitingError):
             again = self._typed.command("run", error.run_id, None if self._run is None else self._run.flow)
-            return waiting_told(error.run_id, error.waiting_for, self._waits, again)
+            return waiting_told(error.run_id, error.waiting_for, self._waits, again, whole=self._json)
         return message_of(error, self._typed, self._run, self._trace)
 
 

@@ -36,13 +36,16 @@ class Wait(msgspec.Struct):
     command: str | None = None
     """What to type; VALUE stands for what only a person can say."""
 
-    def what(self, run: str) -> str:
-        """In words, for whoever looks at that run."""
+    def what(self, run: str, *, whole: bool = True) -> str:
+        """In words, for whoever looks at that run; a long question is cut unless it is wanted whole."""
         whose = "" if self.run == run else f" for child run {self.run}"
         by = "" if self.until is None else f", until {time_of(self.until)} UTC"
         match self.wait:
             case "ask":
-                return f"an answer{whose} to {(self.question or '')[:_QUESTION]!r} ({in_short(self.schema)}{by})"
+                question = self.question or ""
+                if len(question) > _QUESTION and not whole:
+                    question = f"{question[: _QUESTION - 1]}…"
+                return f"an answer{whose} to {question!r} ({in_short(self.schema)}{by})"
             case "receive":
                 return f"a message{whose} on {self.topic!r}{by}"
             case "child":
@@ -127,11 +130,11 @@ async def with_children(runtime: Runtime, waits: Iterable[Wait], typed: Typed) -
     return found
 
 
-def told(run: str, waiting_for: str | None, waits: list[Wait], again: str) -> str:
-    """What a person is told of a run that waits; `again` is the command that goes on with it."""
+def told(run: str, waiting_for: str | None, waits: list[Wait], again: str, *, whole: bool) -> str:
+    """What is told of a run that waits, the questions cut or whole; `again` is the command that goes on with it."""
     if not waits:
         return f"run {run} waits for {waiting_for or 'something from outside'}. {again} goes on when it has come."
-    parts = [wait.what(run) + (f": `{wait.command}`" if wait.command else "") for wait in waits[:_SHOWN]]
+    parts = [wait.what(run, whole=whole) + (f": `{wait.command}`" if wait.command else "") for wait in waits[:_SHOWN]]
     more = f"; and for {len(waits) - _SHOWN} more" if len(waits) > _SHOWN else ""
     then = "Then" if any(wait.command for wait in waits) else "When it has come,"
     return f"run {run} waits for {'; for '.join(parts)}{more}. {then} {again} goes on."
