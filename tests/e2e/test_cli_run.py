@@ -82,6 +82,18 @@ def test_a_failed_run_says_where_and_resume_tries_that_step_again(cli: Any) -> N
     assert cli.ledger == ["search", "analyze", "analyze", "write"]
 
 
+def test_a_program_that_has_got_more_steps_is_counted_as_it_is_now(cli: Any) -> None:
+    cli.run_r1(FAIL_IN="analyze")
+    text = (cli.folder / "app.py").read_text()
+    (cli.folder / "app.py").write_text(text.replace("[search,", "[search, (lambda s: s), (lambda s: s),"))
+    resumed = cli("resume", "r1", "--app", "app.py", FAIL_IN="write").stderr
+    assert ": next step analyze (3 of 5 done)\n" in resumed
+    assert ": analyze done (4 of 5)\n" in resumed
+    run = cli.json("show", "r1")["run"]
+    assert (run["step"], run["total_steps"]) == (4, 5)
+    assert ": analyze done (4 of 5)\n" in cli("fork", "r1@2", "--app", "app.py").stderr
+
+
 def test_rewind_goes_on_from_an_older_checkpoint(cli: Any) -> None:
     cli.run_r1()
     done = cli("rewind", "r1@2", "--app", "app.py:report")

@@ -92,18 +92,16 @@ class Drive:
         if isinstance(self._error, RunWaitingError):
             self._waits = await waits_of(runtime, self._error.run_id, self._typed)
 
-    async def look(self, runtime: Runtime, run: str, total: int | None) -> Run | None:
-        """What is known of the run before this process does anything to it; says so where that matters."""
+    async def look(self, runtime: Runtime, run: str, flow: Flow[Any]) -> None:
+        """See how the run is before this process does anything to it, and say so where that matters."""
         before = await runtime.get(run)
+        self.watch.expect(run, 0 if before is None else before.step, flow)
         if before is None:
-            self.watch.expect(run, 0, total)
-            return None
-        self.watch.expect(run, before.step, before.total_steps)
+            return
         if before.status == RunStatus.COMPLETED:
             self._finished_before = True
         elif before.status == RunStatus.RUNNING:
             self.watch.say(f"{run} is live in another process; this one waits for its result")
-        return before
 
     def _report(self) -> Exit:
         code, error = Exit.OK, self._error
@@ -182,9 +180,9 @@ def run(
 
     async def work(runtime: Runtime) -> None:
         if id_ is not None:
-            await drive.look(runtime, id_, loaded.total_steps)
+            await drive.look(runtime, id_, loaded)
         else:
-            drive.watch.expect(None, 0, loaded.total_steps)
+            drive.watch.expect(None, 0, loaded)
         await runtime.run(loaded, given, id=id_, metadata=metadata, until="settled")
 
     return drive.go(work, create=True)
@@ -231,10 +229,10 @@ def _again(ref: str, app: str | None, store: str | None, json: bool, verb: Calla
         if known is None:
             raise RunNotFoundError(name)
         flow = _flow_of(known, flows)
-        drive.watch.expect(name, known.step, known.total_steps)
+        drive.watch.expect(name, known.step, flow)
         point = await place(runtime, ref) if seq is not None else None
         if point is not None:
-            drive.watch.expect(name, point.step, known.total_steps)
+            drive.watch.expect(name, point.step, flow)
         await verb(runtime)
         await runtime.run(flow, id=name, until="settled")
 
@@ -276,15 +274,14 @@ def fork(ref: str, id_: str | None, state: str | None, app: str | None, store: s
     async def work(runtime: Runtime) -> None:
         source = await runtime.get(parse_ref(ref)[0])
         point = await place(runtime, ref)
-        if point is not None and source is not None:
-            drive.watch.expect(id_, point.step, source.total_steps)
-            if app is not None:
-                _flow_of(source, flows)
+        flow = None if source is None or app is None else _flow_of(source, flows)
+        if point is not None:
+            drive.watch.expect(id_, point.step, flow)
         as_stored = given if point is None else _typed_like(point.state, given)
         handle = await runtime.fork(ref, id=id_, state=as_stored, raw=True)
         drive.watch.run = handle.id
-        if source is not None and app is not None:
-            await runtime.run(_flow_of(source, flows), id=handle.id, until="settled")
+        if flow is not None:
+            await runtime.run(flow, id=handle.id, until="settled")
 
     return drive.go(work)
 

@@ -10,6 +10,8 @@ from typing import IO, Any, Self, TextIO, cast
 
 from holdfast.cli.commentary import Commentary
 from holdfast.cli.output import say, shown
+from holdfast.flows.base import Flow
+from holdfast.flows.pipeline import Pipeline
 from holdfast.model import Event
 
 _TEXT = 40
@@ -24,6 +26,8 @@ class Watch:
         """The checkpoint that this process took the run up at."""
         self._done = 0
         self._total: int | None = None
+        self._order: tuple[str, ...] = ()
+        """The steps of a pipeline."""
         self._rewound: dict[int | None, int] = {}
         self._inside = Commentary()
 
@@ -35,9 +39,12 @@ class Watch:
     ) -> None:
         pass
 
-    def expect(self, run: str | None, done: int, total: int | None) -> None:
-        """Which run is watched (None: the first that is created), and how far it is."""
-        self.run, self._done, self._total = run, done, total
+    def expect(self, run: str | None, done: int, flow: Flow[Any] | None) -> None:
+        """Which run of that flow is watched (None: the first that is created), and how far it is."""
+        self.run, self._done = run, done
+        self._total = None if flow is None else flow.total_steps
+        in_order = isinstance(flow, Pipeline) and flow.total_steps == len(flow.step_names)
+        self._order = flow.step_names if flow is not None and in_order else ()
 
     def __call__(self, event: Event) -> None:
         if self.run is None and event.type == "created":
@@ -55,7 +62,7 @@ class Watch:
             case "step_started":
                 self.started(event.step or "")
             case "step_completed":
-                self._done += 1
+                self._done = self._before(event.step) + 1
                 self._inside.step_done()
                 unsaved = ", not yet saved" if event.seq is None else ""
                 self.stepped(f"{at}: {shown(event.step)} done ({self.count()}{unsaved})")
@@ -66,6 +73,11 @@ class Watch:
                 self.say(f"{at}: could not be saved: {shown(event.error)}")
             case _:
                 self._comment(event)
+
+    def _before(self, step: str | None) -> int:
+        """How many steps are done when that one comes next."""
+        # A pipeline finds its place by name: what the store has counted may be the steps of an older program.
+        return self._order.index(step) if step in self._order else self._done
 
     def _comment(self, event: Event) -> None:
         lines = self._inside.lines(event)
@@ -82,6 +94,7 @@ class Watch:
     def _goes_on(self, event: Event) -> None:
         seq = event.data.get("from")
         self.went_on_from = f"{event.run}@{self._rewound.get(seq, seq)}"
+        self._done = self._before(event.step)
         following = f"next step {shown(event.step)} " if event.step else ""
         self.say(f"{event.run} goes on from {self.went_on_from}: {following}({self.count()} done)")
 
