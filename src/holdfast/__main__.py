@@ -1,6 +1,6 @@
 """`python -m holdfast` is the command line."""
 
-from holdfast.cli import main
+from holdfast_command import main
 
 if __name__ == "__main__":
     main()

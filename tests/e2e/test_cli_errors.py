@@ -18,6 +18,16 @@ from holdfast.model import Ask, Call, Event, Run, Worker
 from servers.postgres import PostgresServer
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+CTRL_C = """
+import os, signal, sys
+
+class CtrlC:
+    def find_spec(self, name, *rest):
+        if name == os.environ["LOADING"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC())
+"""
 READING = [("ls",), ("show", "r1"), ("pause", "r1"), ("cancel", "r1"), ("doctor",), ("fork", "r1@1")]
 
 
@@ -229,22 +239,12 @@ def test_a_bug_has_a_code_of_its_own_and_a_traceback_only_on_demand(monkeypatch:
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_ctrl_c_while_the_program_is_still_being_loaded_ends_it_quietly(cli: Any) -> None:
-    code = """
-import sys
-from holdfast.cli import main
-
-class CtrlC:
-    def find_spec(self, name, *rest):
-        if name == "holdfast.cli.app":
-            raise KeyboardInterrupt
-
-sys.meta_path.insert(0, CtrlC())
-main()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=cli.environment, capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize("loading", ["holdfast", "msgspec", "holdfast.cli.app"])
+def test_ctrl_c_while_the_program_is_still_being_loaded_ends_it_quietly(cli: Any, loading: str) -> None:
+    (cli.folder / "sitecustomize.py").write_text(CTRL_C)
+    environment = {**cli.environment, "PYTHONPATH": str(cli.folder), "LOADING": loading}
+    command = [Path(sys.executable).with_name("holdfast"), "--version"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

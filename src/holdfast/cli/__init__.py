@@ -1,16 +1,1 @@
 """The command line: `holdfast`, or `python -m holdfast`."""
-
-from __future__ import annotations
-
-import sys
-
-
-def main() -> None:
-    """Do what the arguments of this process say, and end it with the exit code that is documented for that."""
-    try:
-        from holdfast.cli.app import execute
-
-        code = execute(sys.argv[1:])
-    except KeyboardInterrupt:  # before anything was under way
-        code = 130
-    sys.exit(code)
