@@ -185,11 +185,30 @@ def test_ctrl_c_while_waiting_for_another_process_only_ends_the_wait(cli: Any) -
     second = cli.start("run", "app.py:report", "--id", "r1")
     second.stderr.readline()
     second.send_signal(signal.SIGINT)
-    second.communicate(timeout=30)
+    told = second.communicate(timeout=30)[1].splitlines()
     assert second.returncode == 130
+    assert told == [
+        "SIGINT: the other process goes on, this one waits no longer",
+        "holdfast: this process no longer waits for run r1, which goes on in another one.",
+    ]
     cli.let_go()
     first.communicate()
     assert first.returncode == 0
+
+
+def test_ctrl_c_after_another_process_has_died_hands_back_what_was_taken_over(cli: Any) -> None:
+    first = cli.start_r1(stop_in="analyze")
+    second = cli.start("run", "app.py:report", "--id", "r1", STOP_IN="analyze")
+    second.stderr.readline()
+    cli.kill(first)
+    assert second.stdout.readline() == "in analyze\n"
+    second.send_signal(signal.SIGINT)
+    while not (line := second.stderr.readline()).startswith("SIGINT"):
+        pass
+    cli.let_go()
+    second.communicate()
+    assert "then the run is handed back" in line
+    assert cli.json("show", "r1")["run"]["status"] == "interrupted"
 
 
 def test_a_live_run_is_not_resumed(cli: Any) -> None:

@@ -48,7 +48,7 @@ class Drive:
         self.watch: Watch = watch()
         self._signal: signal.Signals | None = None
         self._error: HoldfastError | None = None
-        self._finished_before = False
+        self._finished_before = self._joined = False
         self._run: Run | None = None
         self._result: Any = None
         self._trace: str | None = None
@@ -80,7 +80,10 @@ class Drive:
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._signal is None:
-            self.watch.say(f"{number.name}: the step under way may finish, then the run is handed back; again: at once")
+            what = "the step under way may finish, then the run is handed back; again: at once"
+            if self._joined and self.watch.went_on_from is None:  # nor was it taken over from there since
+                what = "the other process goes on, this one waits no longer"
+            self.watch.say(f"{number.name}: {what}")
         self._signal = number
 
     async def _read(self, runtime: Runtime) -> None:
@@ -101,6 +104,7 @@ class Drive:
         if before.status == RunStatus.COMPLETED:
             self._finished_before = True
         elif before.status == RunStatus.RUNNING:
+            self._joined = True
             self.watch.say(f"{run} is live in another process; this one waits for its result")
 
     def _report(self) -> Exit:
