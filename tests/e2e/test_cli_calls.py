@@ -15,7 +15,7 @@ CALLS = """
 import asyncio
 import os
 
-from holdfast import CheckpointPolicy, ask, call, emit, flow, progress, receive, sleep, spawn
+from holdfast import Pipeline, ask, call, emit, flow, progress, receive, sleep, spawn
 
 
 def note(name):
@@ -72,6 +72,13 @@ async def busy(calls: int):
         await call(plain, number)
         progress((number + 1) / calls, f"call {number + 1}")
         emit("token", number)
+
+
+async def fetch(state):
+    return {"got": await call(note, "fetch")}
+
+
+steps = Pipeline("steps", [lambda state: {"got": None}, fetch])
 
 
 @flow
@@ -206,6 +213,15 @@ def test_a_run_goes_back_to_a_call_or_forks_at_it_and_does_the_rest_again(calls:
     assert calls.json("show", "r2")["forked_from"] == f"r1@{first}"
     assert calls.json("show", f"r1@{first}")["checkpoint"]["id"] == "r1@1"
     assert calls.ledger.count("one") == 1
+
+
+def test_show_of_a_call_inside_a_step_gives_the_state_that_the_step_began_with(calls: Any) -> None:
+    calls("run", "calls.py:steps", "{}", "--id", "r1")
+    seqs = {event["type"]: event["seq"] for event in calls.json("show", "r1")["events"]}
+    assert calls.json("show", f"r1@{seqs['call']}")["checkpoint"]["state"] == {"got": None}
+    assert calls("show", f"r1@{seqs['completed']}").returncode == 6
+    for verb in ("rewind", "fork"):  # a step is gone back to as a whole
+        assert calls(verb, f"r1@{seqs['call']}", "--app", "calls.py").returncode == 6
 
 
 # Damage
