@@ -98,6 +98,10 @@ def calls(cli: Any) -> Any:
     [
         ("plain", ["-i", '{"a": 1}'], {"a": 1}),
         ("plain", ["-i", "-5"], -5),
+        ("plain", ["-5"], -5),
+        ("plain", ["-1.5e3"], -1500.0),
+        ("plain", ['-i{"a": 1}'], {"a": 1}),
+        ("plain", ["--input=-5"], -5),
         ("plain", ["[1, 2]"], [1, 2]),
         ("plain", [], None),
         ("nothing", [], "nothing was given"),
@@ -120,6 +124,19 @@ def test_an_input_that_the_function_does_not_take_is_one_line(calls: Any, flow: 
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert calls("show", "r1").returncode in (6, 7)
+
+
+def test_a_negative_number_is_put_into_a_queue_as_an_input_too(calls: Any) -> None:
+    assert calls("start", "calls.py:plain", "-5", "--id", "r1", "--key", "-k").returncode == 0
+    assert calls.json("show", "r1")["run"]["key"] == "-k"
+    assert calls.json("resume", "r1", "--app", "calls.py")["result"] == -5
+
+
+@pytest.mark.parametrize("command", ["run", "start"])
+def test_a_mistyped_option_does_not_become_the_input(calls: Any, command: str) -> None:
+    done = calls(command, "calls.py:plain", "--idd", "r1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "No such option: --idd" in done.stderr
 
 
 def test_an_input_that_is_given_twice_is_refused(calls: Any) -> None:

@@ -15,7 +15,17 @@ from holdfast.blocking import handing_back_on_signals
 from holdfast.cli.codes import Exit, code_of
 from holdfast.cli.explaining import error_object, message_of, trace_of
 from holdfast.cli.loading import Program, load_program, only_flow
-from holdfast.cli.options import app_option, json_option, meta_option, read_json, read_meta, store_option, typed, where
+from holdfast.cli.options import (
+    WithValue,
+    app_option,
+    json_option,
+    meta_option,
+    read_json,
+    read_meta,
+    store_option,
+    typed,
+    where,
+)
 from holdfast.cli.output import as_json, out, pretty_json, say, say_trace, shown
 from holdfast.cli.places import place
 from holdfast.cli.progress import Watch, watch
@@ -149,7 +159,7 @@ async def _trace(runtime: Runtime, error: RunFailedError) -> str | None:
     return failures[-1].data.get("trace") if failures else None
 
 
-@click.command()
+@click.command(cls=WithValue)
 @click.argument("flow", metavar="FILE:FLOW")
 @click.argument("input_", metavar="[INPUT]", required=False)
 @click.option("-i", "--input", "option", metavar="JSON", help="The input too; @FILE or - (stdin) to read it.")

@@ -106,10 +106,18 @@ class WithValue(click.Command):
     ignore_unknown_options = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        known = {name for option in self.get_params(ctx) for name in option.opts}
-        for argument in args[: args.index("--")] if "--" in args else args:
-            wrong = argument.startswith("-") and argument != "-" and argument.partition("=")[0] not in known
-            if wrong and not _NUMBER.fullmatch(argument):
+        options = {name: one for one in self.get_params(ctx) if isinstance(one, click.Option) for name in one.opts}
+        left = iter(args)
+        for argument in left:
+            if argument == "--":
+                break
+            name, attached = argument[:2], argument[2:]
+            if name == "--":
+                name, attached, _ = argument.partition("=")
+            if name in options:
+                if not attached and not options[name].is_flag:
+                    next(left, None)  # what follows is its value, whatever that begins with
+            elif argument.startswith("-") and argument != "-" and not _NUMBER.fullmatch(argument):
                 message = f"No such option: {argument}. What begins with - and is no option goes behind --"
                 raise click.UsageError(message, ctx)
         return super().parse_args(ctx, args)

@@ -18,7 +18,17 @@ from holdfast.blocking import handing_back_on_signals
 from holdfast.cli.codes import Exit
 from holdfast.cli.health import answering, read_address
 from holdfast.cli.loading import load_program, only_flow
-from holdfast.cli.options import json_option, meta_option, read_json, read_meta, read_text, store_option, typed, where
+from holdfast.cli.options import (
+    WithValue,
+    json_option,
+    meta_option,
+    read_json,
+    read_meta,
+    read_text,
+    store_option,
+    typed,
+    where,
+)
 from holdfast.cli.output import as_json, out, print_table, say, shown, time_of
 from holdfast.core.ids import check_id
 from holdfast.engine.staff import why_not_taken
@@ -30,7 +40,7 @@ _LEFT = frozenset({"completed", "failed", "cancelled", "paused", "interrupted", 
 _MOST_RUNS = 10_000
 
 
-@click.command()
+@click.command(cls=WithValue)
 @click.argument("flow", metavar="FILE:FLOW")
 @click.argument("input_", metavar="[INPUT]", required=False)
 @click.option("--id", "id_", metavar="ID", help="The run's id.")
