@@ -282,7 +282,8 @@ def _seconds(verb: str, value: Any, what: str = "timeout") -> float | None:
     if seconds is None and what == "timeout":
         return None
     if type(seconds) not in (int, float) or not 0 <= seconds < 1e11:
-        raise UsageError(f"{verb}({what}={value!r}): seconds or a timedelta, not negative")
+        moment = ", or a datetime" if what == "until" else ""
+        raise UsageError(f"{verb}({what}={value!r}): seconds or a timedelta, not negative{moment}")
     return float(seconds)
 
 
