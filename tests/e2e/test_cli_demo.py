@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -41,3 +42,24 @@ def test_with_a_store_the_demo_leaves_its_run_there_to_be_looked_at(cli: Any) ->
     shown = cli.json("show", found["run"], "--store", "sqlite:demo.db")
     assert shown["run"]["status"] == "completed"
     assert shown["result"]["output"] == "Invoice 7 of Kelp & Sons is paid."
+
+
+def test_the_demo_uses_no_other_store_unless_it_is_told_to_and_its_help_says_so(cli: Any) -> None:
+    (option,) = re.findall(r"--store URL +(.*?)\n +--", cli("demo", "--help").stdout, re.DOTALL)
+    assert "[a temporary folder]" in option
+    assert "HOLDFAST_STORE" not in option
+    assert cli("demo", HOLDFAST_STORE="sqlite:mine.db").returncode == 0
+    assert not (cli.folder / "mine.db").exists()
+
+
+def test_sigterm_leaves_nothing_of_the_demo_behind(cli: Any) -> None:
+    temporary = cli.folder / "temporary"
+    temporary.mkdir()
+    process = cli.start("demo", TMPDIR=str(temporary))
+    while not process.stdout.readline().startswith("1. process"):
+        pass
+    assert len(list(temporary.iterdir())) == 1
+    process.terminate()
+    process.communicate()
+    assert process.returncode == 143
+    assert list(temporary.iterdir()) == []

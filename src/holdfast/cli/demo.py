@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -18,7 +20,7 @@ import msgspec
 from holdfast.blocking import Runtime
 from holdfast.cli.codes import Exit
 from holdfast.cli.demo_flow import DIE_AFTER, DIE_INSIDE, LEDGER
-from holdfast.cli.options import json_option, store_option
+from holdfast.cli.options import json_option, keep_store
 from holdfast.cli.output import as_json, out, shown
 from holdfast.core.ids import new_id
 from holdfast.errors import StoreUnavailableError
@@ -52,20 +54,37 @@ class Demo(msgspec.Struct):
 
 
 @click.command()
-@store_option
+@click.option(
+    "--store", metavar="URL", callback=keep_store, help="Where the run is to stay, as for `run`.  [a temporary folder]"
+)
 @json_option
 def demo(store: str | None, json_: bool) -> Exit:
     """Watch an agent survive: killed inside a tool and right after one, it goes on each time; a person approves.
 
     It uses a temporary folder; with --store the run stays there to be looked at.
     """
-    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
+    with _ending_on_sigterm(), tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
         found = _perform(Path(folder), store or f"sqlite:{folder}/runs.db", quiet=json_)
     if json_:
         out(as_json(found))
     else:
         _conclude(found)
     return Exit.OK if found.ok else Exit.FAILED
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """While inside, SIGTERM is an error as Ctrl-C is one, so that nothing is left behind."""
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one is not to cut the cleaning up short
+        raise click.exceptions.Exit(Exit.TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _perform(folder: Path, store: str, *, quiet: bool) -> Demo:

@@ -26,7 +26,7 @@ def store_option(command: F) -> F:
     return click.option(
         "--store",
         metavar="URL",
-        callback=_keep_store,
+        callback=keep_store,
         help="Where the runs are: sqlite:FILE, file:FOLDER, postgresql://…, redis://… or the path of a database.  "
         "[$HOLDFAST_STORE, .holdfast/runs.db]",
     )(command)
@@ -37,7 +37,8 @@ def typed() -> Typed:
     return click.get_current_context().ensure_object(Typed)
 
 
-def _keep_store(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def keep_store(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Remember the store that was typed, for what is suggested."""
     context.ensure_object(Typed).store = value
     return value
 
