@@ -82,13 +82,25 @@ class Cli:
             output = process.communicate(stdin)
         return subprocess.CompletedProcess(arguments, process.returncode, *output)
 
-    def _open(self, arguments: Sequence[str], environment: dict[str, str], stdin: int) -> subprocess.Popen[str]:
+    def _open(
+        self, arguments: Sequence[str], environment: dict[str, str], stdin: int, stdout: Any = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         command = ["-m", "holdfast", *arguments]
         settings: Any = {"cwd": self.folder, "env": {**self.environment, **environment}, "text": True}
-        settings |= {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        settings |= {"stdin": stdin, "stdout": stdout, "stderr": subprocess.PIPE}
         if any(name.startswith(("PYTHON", "LANG", "LC_")) for name in environment):
             return subprocess.Popen([sys.executable, *command], **settings)
         return WarmPopen(command, **settings)
+
+    def unread(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command, done, with a stdout that nobody reads any more."""
+        reading, writing = os.pipe()
+        os.close(reading)  # before it begins: what it prints is never taken
+        with os.fdopen(writing, "w") as stdout:
+            process = self._open(arguments, {}, stdin=subprocess.DEVNULL, stdout=stdout)
+        with process:
+            output = process.communicate()
+        return subprocess.CompletedProcess(arguments, process.returncode, *output)
 
     def json(self, *arguments: str, **environment: str) -> Any:
         """What the command prints with --json."""

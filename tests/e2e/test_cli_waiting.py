@@ -365,11 +365,8 @@ def test_what_a_question_says_cannot_command_the_terminal(waits: Any) -> None:
 @pytest.mark.parametrize("command", [("asks",), ("ledger", "r1"), ("show", "r1")])
 def test_a_reader_that_stops_reading_is_no_error_to_talk_about(waits: Any, command: tuple[str, ...]) -> None:
     waits("run", "waits.py:approval", "-i", "{}", "--id", "r1")
-    process = waits.start(*command)
-    process.stdout.close()
-    process.stdout = None
-    assert process.communicate()[1] == ""
-    assert process.returncode == 141
+    done = waits.unread(*command)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_damaged_run_does_not_hide_the_questions_of_others(waits: Any) -> None:
