@@ -158,19 +158,19 @@ async def version(connection: AsyncConnection, address: Address) -> int:
 
 async def migrate(connection: AsyncConnection, address: Address, *, create: bool) -> None:
     """Bring the schema to the newest version. Several processes may do this at once."""
-    while (at := await version(connection, address)) < len(MIGRATIONS):
-        if not at and not create:
-            raise StoreUnavailableError(
-                f"there is no store at {address.shown}. Name another one, or run something in it."
-            )
-        async with connection.transaction():
-            await connection.execute("select pg_advisory_xact_lock($1)", (lock_number("holdfast", address.schema),))
-            # Another process may have been quicker while this one waited for the lock.
-            at = await version(connection, address)
-            if at < len(MIGRATIONS):
-                await _step(connection, address, at)
-            fault("migration.before")
-        fault("migration.after")
+    at = await version(connection, address)
+    if at == len(MIGRATIONS):
+        return
+    if not at and not create:
+        raise StoreUnavailableError(f"there is no store at {address.shown}. Name another one, or run something in it.")
+    async with connection.transaction():
+        await connection.execute("select pg_advisory_xact_lock($1)", (lock_number("holdfast", address.schema),))
+        # Another process may have been quicker while this one waited for the lock. All steps are one transaction:
+        # whoever looks sees nothing of them, or all.
+        for step in range(await version(connection, address), len(MIGRATIONS)):
+            await _step(connection, address, step)
+        fault("migration.before")
+    fault("migration.after")
 
 
 async def _step(connection: AsyncConnection, address: Address, at: int) -> None:
