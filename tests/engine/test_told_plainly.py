@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Pipeline, Runtime
+from holdfast import End, Goto, Handover, Pipeline, Runtime, Team, Terminate
 from holdfast.errors import RunFailedError, RunInterruptedError, UsageError
 from holdfast.store.memory import MemoryStore
 
@@ -78,3 +78,18 @@ async def test_a_loop_whose_total_became_smaller_ends(tmp_path: Any) -> None:
         handle = await rt.rewind("r1@4")
         assert await handle.result() == 4
     assert calls == [0, 1, 2, 3, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("flow", "says"),
+    [
+        (Team("team", [lambda data: End(1)]), r"End\(...\) is not understood here: .* a member of a team Terminate"),
+        (Team("team", [lambda data: Goto("x")]), r"Goto\(...\) is not understood here: .* a member of a team Handover"),
+        (Pipeline("p", [lambda state: Handover("x")]), r"Handover\(...\) is not understood here: a member of a team"),
+        (Pipeline("p", [lambda state: Terminate()]), r"Terminate\(...\) is not understood here: .*, elsewhere End"),
+    ],
+)
+async def test_a_move_of_another_kind_of_flow_says_where_it_belongs(flow: Any, says: str) -> None:
+    async with Runtime("memory:") as rt:
+        with pytest.raises(RunFailedError, match=says):
+            await rt.run(flow, {})

@@ -61,6 +61,8 @@ class Registry:
         cls = type(value)
         name, base, namesake = cls.__name__, lookalikes.kind_of(cls), self._namesake(cls, self.by_name)
         problem = f"{type_name(cls)} cannot be stored"
+        if hasattr(cls, "returned_by"):  # a move, where it is none
+            problem = f"{name}(...) is not understood here: {cls.returned_by}"
         if base is not None:
             problem += f": it would lose its type. Convert it with {base.__name__}(...)"
         if shape_of(cls) is not None:

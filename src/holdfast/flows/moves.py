@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 R = TypeVar("R")
 NOT_GIVEN: Any = object()
@@ -13,6 +13,7 @@ class End(Generic[R]):
     """The run is finished and this is its result."""
 
     __slots__ = ("left", "result")
+    returned_by: ClassVar = "a step of a pipeline or a node of a graph returns it, a member of a team Terminate(...)"
 
     def __init__(self, result: R = None) -> None:  # type: ignore[assignment]
         self.result = result
@@ -24,6 +25,7 @@ class Goto:
     """A graph goes on with this node, whatever its edges say; with this state, or the one it has."""
 
     __slots__ = ("node", "state")
+    returned_by: ClassVar = "a node of a graph returns it, a member of a team Handover(...)"
 
     def __init__(self, node: Any, state: Any = None) -> None:
         self.node, self.state = node, state
@@ -33,6 +35,7 @@ class Handover:
     """A team goes on with this member, whatever its strategy says; with this data, or what it has."""
 
     __slots__ = ("data", "member")
+    returned_by: ClassVar = "a member of a team returns it, a node of a graph Goto(...)"
 
     def __init__(self, member: Any, data: Any = None) -> None:
         self.member, self.data = member, data
@@ -42,6 +45,7 @@ class Terminate:
     """A team is finished: with this result, or with the data it has."""
 
     __slots__ = ("left", "result")
+    returned_by: ClassVar = "a member of a team returns it, elsewhere End(...) ends a run"
 
     def __init__(self, result: Any = NOT_GIVEN) -> None:
         self.result = result
