@@ -12,7 +12,7 @@ import pytest
 
 from conftest import MakeRuntime, MakeStore
 from engine.lives import Lives, Once
-from holdfast import Event, Goto, Graph, Pipeline, RetryPolicy, Runtime, call, flow
+from holdfast import Event, Goto, Graph, Pipeline, RetryPolicy, Runtime, call, flow, step
 from holdfast.errors import RunFailedError
 from holdfast.testing import ManualClock
 from waiting import until_status
@@ -257,10 +257,14 @@ async def test_branches_are_known_by_their_names_when_their_order_changes_after_
 
 
 async def test_branches_of_one_name_are_told_apart(make_runtime: MakeRuntime) -> None:
+    def named(name: str, result: int) -> Any:
+        return step(name=name)(lambda state: result)
+
+    names = ["a", "a", "a-2", "x" * 200, "x" * 200, "a"]
     graph = Graph("alike")
-    graph.parallel("all", [lambda state: 1, lambda state: 2, lambda state: 3], start=True)
+    graph.parallel("all", [named(name, place) for place, name in enumerate(names)], start=True)
     async with make_runtime() as rt:
-        assert await rt.run(graph, {}, id="r1") == {"all": [1, 2, 3]}
+        assert await rt.run(graph, {}, id="r1") == {"all": [0, 1, 2, 3, 4, 5]}
 
 
 @KINDS

@@ -13,6 +13,7 @@ from holdfast.inside import needed as inside_a_run
 from holdfast.work import as_work
 
 Merge = Literal["all", "first"] | int
+_LONG = 180  # characters of a name that a key has room for beside a number
 
 
 def is_flow(value: Any) -> bool:
@@ -96,9 +97,14 @@ async def merged(functions: Sequence[Any], state: Any, need: int) -> list[Any]:
 
 def _by_name(functions: Sequence[Any]) -> list[str]:
     """What tells the branches apart: not their places, so that others may be put in between and before them."""
-    names = [name_of(function) for function in functions]
-    counts = (names[: place + 1].count(name) for place, name in enumerate(names))
-    return [name if count == 1 else f"{name}-{count}" for name, count in zip(names, counts, strict=True)]
+    keys: list[str] = []
+    for name in map(name_of, functions):
+        key, count = name, 1
+        while key in keys:
+            count += 1
+            key = f"{name[:_LONG]}-{count}"
+        keys.append(key)
+    return keys
 
 
 async def _until_enough(branches: list[Branch], need: int) -> None:
