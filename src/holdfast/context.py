@@ -55,6 +55,10 @@ class Scope(Protocol):
         """
         ...
 
+    def as_a_call(self, step: Any, args: tuple[Any, ...], keeping: Any, state: Any) -> Coroutine[Any, Any, Any]:
+        """The result of the step, journaled as a whole and with its retries."""
+        ...
+
     @property
     def retry(self) -> RetryPolicy:
         """What counts for steps that say nothing of being tried again."""
@@ -106,9 +110,18 @@ class Scope(Protocol):
         ...
 
     def call(
-        self, place: Place, work: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lane: Any = None
+        self,
+        place: Place,
+        work: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        lane: Any = None,
+        keeping: Any = None,
     ) -> Coroutine[Any, Any, Any]:
-        """The result of the function: found in the journal, or made and journaled."""
+        """The result of the function: found in the journal, or made and journaled.
+
+        With `keeping` it gives what a step gives whose state is the first argument.
+        """
         ...
 
     def lane(self) -> Any:

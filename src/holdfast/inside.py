@@ -118,7 +118,7 @@ def with_options(work: Work, options: dict[str, Any]) -> Work:
     """The same function with other options."""
     own = {name: getattr(work, name) for name in ("name", "retry", "timeout", "on_doubt", "executor", "key")}
     changed = Work(work.fn, **own | options)
-    changed.origin, changed.keeping = work.origin, work.keeping
+    changed.origin = work.origin
     return changed
 
 

@@ -167,6 +167,10 @@ async def test_the_model_hears_the_instructions_first_and_they_are_no_part_of_th
         ([assistant("The "), assistant("tide")], assistant("The tide")),
         ([assistant("The "), assistant("tide"), assistant("The tide")], assistant("The tide")),
         ([assistant("1"), assistant("1")], assistant("11")),
+        (
+            [{"role": "assistant", "tool_calls": [{"index": 0, "id": "t", "name": "tick"}]}, wants("tick", id="t")],
+            wants("tick", id="t"),
+        ),
         (["thinking ", wants("tick")], wants("tick")),
         ([{"tool_calls": [{"id": "t", "name": "tick"}]}, wants("tick", id="t")], wants("tick", id="t")),
         (

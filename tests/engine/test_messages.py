@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from holdfast.errors import (
 )
 from holdfast.model import Mail
 from holdfast.store.base import Store
+from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import ManualClock
 from waiting import until_event, until_status
 from watched import WatchedStore, kill
@@ -390,6 +392,31 @@ async def test_a_message_that_came_too_late_is_there_for_the_next_receive_though
         await stranger.send("r1", "news", "late")
     async with make_runtime() as rt:
         assert await rt.run(patient, id="r1") == ["nothing", "late"]
+
+
+async def test_a_message_from_a_clock_that_is_ahead_is_received_all_the_same(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    lives, ahead = 0, ManualClock()
+    ahead.advance(clock.now() + 120 - ahead.now())
+
+    @flow
+    async def patient() -> Any:
+        nonlocal lives
+        lives += 1
+        return await receive("news", timeout=60, default="nothing")
+
+    def runtime(its: ManualClock) -> Runtime:
+        return Runtime(SqliteStore(tmp_path / "runs.db", clock=its), clock=its)
+
+    async with runtime(clock) as rt:
+        await rt.start(patient, id="r1")
+        await until_status(rt, "r1", "waiting")
+    async with runtime(ahead) as sender:
+        await sender.send("r1", "news", 1)
+    async with runtime(clock) as rt:
+        assert await rt.run(patient, id="r1") == 1
+    assert lives == 2
 
 
 async def test_receive_gives_its_default_or_raises_when_nothing_comes_in_time(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime
 from holdfast.engine import hurry
 from holdfast.errors import RunInterruptedError, UsageError
-from holdfast.model import Claim, Query
+from holdfast.model import Claim, Commit, Query, Reply
 from holdfast.store.base import Store
 from watched import WatchedStore
 
@@ -250,6 +250,41 @@ async def test_the_second_request_does_not_wait_for_a_store_that_does_not_answer
     assert rt._signed_off == (silent != "retire")
     if silent == "claim":
         claiming.cancel()
+
+
+async def test_whoever_waits_for_a_run_is_told_though_there_was_no_time_to_hand_it_back(
+    make_runtime: MakeRuntime, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hurry, "_A_MOMENT", 0.01)
+    inside, store = asyncio.Event(), Silent(make_store())
+
+    async def wait(state: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    rt = make_runtime(store, grace=0)
+    await rt.__aenter__()
+    running = asyncio.ensure_future(rt.run(Pipeline("long", [wait]), 1, id="r1"))
+    await inside.wait()
+    store.silent = True
+    async with asyncio.timeout(5):
+        await asyncio.gather(rt.close(), rt.close())
+        with pytest.raises(RunInterruptedError):
+            await running
+
+
+class Silent(WatchedStore):
+    """A store whose commits get no reply any more."""
+
+    silent = False
+
+    async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
+        if self.silent:
+            await asyncio.Event().wait()
+        return await super().commit(batch)
+
+    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+        return None if self.silent else super().try_commit(batch)
 
 
 async def test_a_closed_runtime_says_that_it_is_closed(make_runtime: MakeRuntime) -> None:

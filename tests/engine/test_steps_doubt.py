@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 
 from engine.lives import Lives, MakeRuntime, MakeStore, Once
-from holdfast import End, Goto, Graph, Handover, Pipeline, RetryPolicy, Strategy, Team, call, current_run, step
+from holdfast import (
+    End,
+    Goto,
+    Graph,
+    Handover,
+    Pipeline,
+    RetryPolicy,
+    Strategy,
+    Team,
+    Terminate,
+    call,
+    current_run,
+    step,
+)
 from holdfast.errors import CallInDoubtError, RunFailedError, StepTimeoutError, UnknownTargetError
 from holdfast.testing import ManualClock
 
@@ -226,3 +239,124 @@ async def test_the_retries_of_the_runtime_count_for_a_node_with_a_compensation_t
 
     async with make_runtime(retry=RetryPolicy(attempts=3, first_delay=0, jitter=0)) as rt:
         assert await rt.run(graph, {}, id="r1") == {"undone": 3}
+
+
+@pytest.mark.parametrize(("before", "after"), [("fail", "retry"), ("retry", "fail"), ("ask", "retry")])
+@pytest.mark.parametrize("name", ["pay", "charge"], ids=["another name", "the name of its step"])
+async def test_calls_inside_a_failed_step_are_found_again_when_it_says_something_else_of_being_in_doubt(
+    make_runtime: MakeRuntime, before: str, after: str, name: str
+) -> None:
+    keys, broken = list[str](), True
+
+    async def charge() -> str:
+        keys.append(current_run().idempotency_key)
+        return "receipt"
+
+    def paying(on_doubt: Any) -> Pipeline[Any]:
+        @step(name=name, on_doubt=on_doubt)
+        async def pay(state: State) -> State:
+            receipt = await call(charge)
+            if broken:
+                raise ConnectionError("no line")
+            return {"receipt": receipt}
+
+        return Pipeline("order", [pay])
+
+    async with make_runtime() as rt:
+        with pytest.raises(RunFailedError):
+            await rt.run(paying(before), {}, id="r1")
+    broken = False
+    async with make_runtime() as rt:
+        rt.register(paying(after))
+        assert await (await rt.resume("r1")).result() == {"receipt": "receipt"}
+    assert len(keys) == 1
+
+
+async def test_an_attempt_that_fails_after_a_step_in_doubt_went_on_leaves_its_calls_for_the_next(lives: Lives) -> None:
+    once, charged, tries = Once(), list[str](), 0
+
+    async def charge() -> None:
+        charged.append(current_run().idempotency_key)
+
+    def paying(on_doubt: Any) -> Pipeline[Any]:
+        @step(on_doubt=on_doubt, retry=RetryPolicy(attempts=2, first_delay=0, jitter=0))
+        async def pay(state: State) -> State:
+            nonlocal tries
+            await once.wait()
+            await call(charge)
+            tries += 1
+            if tries == 1:
+                raise ConnectionError("no line")
+            return {"paid": True}
+
+        return Pipeline("order", [pay])
+
+    await lives.cut(paying("fail"), {}, at=once.reached)
+    assert await lives.finish(paying("retry"), {}) == {"paid": True}
+    assert len(charged) == 1
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["added", "taken away"])
+async def test_a_node_in_doubt_is_the_same_one_with_a_compensation_and_without(lives: Lives, first: bool) -> None:
+    once, keys = Once(), list[str]()
+
+    def shipping(on_doubt: Any, *, compensated: bool) -> Graph[Any]:
+        graph, undo = Graph("shipping"), {"compensate": lambda state: {"undone": True}} if compensated else {}
+
+        @graph.node(start=True, on_doubt=on_doubt, **undo)  # type: ignore[arg-type]
+        async def ship(state: State) -> State:
+            keys.append(current_run().idempotency_key)
+            await once.wait()
+            return {"shipped": True}
+
+        return graph
+
+    await lives.cut(shipping("fail", compensated=first), {}, at=once.reached)
+    async with lives.runtime() as rt:
+        with pytest.raises(RunFailedError) as failed:
+            await rt.run(shipping("fail", compensated=not first), {}, id="r1")
+        assert isinstance(failed.value.__cause__, CallInDoubtError)
+    async with lives.runtime() as rt:
+        rt.register(shipping("retry", compensated=not first))
+        assert await (await rt.resume("r1")).result() == {"shipped": True}
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+
+
+async def test_each_attempt_of_a_node_with_a_compensation_has_the_state_from_before(make_runtime: MakeRuntime) -> None:
+    graph, tries = Graph("fees"), 0
+
+    @graph.node(start=True, retry=RetryPolicy(attempts=3, first_delay=0), compensate=lambda state: None)
+    async def add(state: State) -> None:
+        nonlocal tries
+        tries += 1
+        state["items"].append("fee")
+        if tries < 3:
+            raise ConnectionError("no line")
+
+    async with make_runtime() as rt:
+        assert await rt.run(graph, {"items": []}, id="r1") == {"items": ["fee"]}
+
+
+async def test_a_person_who_names_nobody_for_a_selector_in_doubt_is_asked_again(lives: Lives) -> None:
+    once = Once()
+
+    async def bob(data: list[str]) -> Terminate:
+        return Terminate([*data, "bob"])
+
+    @step(on_doubt="ask")
+    async def choose(data: list[str]) -> str:
+        await once.wait()
+        return "bob"
+
+    team = Team("team", [bob], Strategy.SELECTOR, selector=choose)
+    await lives.cut(team, [], at=once.reached)
+    async with lives.runtime() as rt:
+        running, asked = asyncio.ensure_future(rt.run(team, [], id="r1")), set[str]()
+        for name in ("Bob", "bob"):
+            async with asyncio.timeout(10):
+                while not (found := [one async for one in rt.asks("r1") if one.id not in asked]):
+                    await asyncio.sleep(0)
+            asked.add(found[0].id)
+            await rt.answer("r1", {"done": True, "result": name}, ask=found[0].id)
+        assert await running == ["bob"]

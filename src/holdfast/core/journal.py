@@ -1,6 +1,7 @@
 """What was already done inside the step that is under way, found again by its key.
 
     key     = scope + name + occurrence in that scope         0/fetch:1     0/fetch=page-7
+              of a step that is journaled as a whole          0/fetch
     scope   = the body of a step                              0/
               a task started in it, named by its first call   0/fetch(5f2a90c1)/     0/fetch(=page-7)/
               the function of a call                          0/fetch:1/
@@ -74,6 +75,8 @@ class Journal:
         self.replays = False
         """Whether calls may be found: the body, or a part of it, has run before."""
         self._failed: set[str] = set()
+        self._steps: dict[str, str] = {}
+        """By their numbers: the keys of steps that are journaled as a whole."""
         self._mixed: set[str] = set()
         """The calls of each step that were made in another order than before."""
         self._alike: dict[tuple[str, Any], list[str]] | None = None
@@ -115,6 +118,8 @@ class Journal:
         elif kind in _KEYED:
             if "+" in body["key"]:
                 self._mixed.add(_named(body["key"])[0])
+            if body.get("step"):
+                self._steps[body["key"].partition("/")[0]] = body["key"]
             self._records[body["key"]] = Record(body["key"], kind, seq, body)
 
     def find(self, key: str) -> Record | None:
@@ -159,9 +164,8 @@ class Journal:
         return record is not None and record.ended is not None
 
     def knows_step(self, key: str) -> bool:
-        """Whether this is of a step that is journaled as a whole."""
-        record = self._records.get(key)
-        return record is not None and bool(record.body.get("step"))
+        """Whether anything is known of the step with this key as a whole."""
+        return key in self._records
 
     def goes_beyond(self, step: int) -> bool:
         """Whether it holds something of a later step: this one was finished before, and its save was skipped."""
@@ -209,6 +213,7 @@ class Journal:
         """The step is done: its calls are not needed any more."""
         for key in self._of_step(step):
             del self._records[key]
+        self._steps.pop(str(step), None)
         for path in [path for path in self._chunks if path.startswith(f"{step}/")]:
             del self._chunks[path]
         self.begin_again()
@@ -220,10 +225,18 @@ class Journal:
     def _of_step(self, step: int) -> list[str]:
         return [key for key in self._records if key.startswith(f"{step}/")]
 
-    def _covered(self, path: str) -> bool:
-        """Whether it lies inside a call that has ended, so that nobody needs to ask for it."""
+    def _covered(self, path: str, below: str = "") -> bool:
+        """Whether it lies inside a call, or a step, that has ended, so that nobody needs to ask for it.
+
+        With `below` only calls count that lie there.
+        """
+        whole = self._records.get(self._steps.get(path.partition("/")[0], ""))
+        if whole is not None and whole.ended is not None and not below:
+            return True
         while "/" in path:
             path = path.rpartition("/")[0]
+            if len(path) < len(below):
+                return False
             record = self._records.get(path)
             if record is not None and record.ended is not None:
                 return True
@@ -283,7 +296,7 @@ class Journal:
         return [
             chunk.seq
             for at in self._before
-            if at.startswith(path) and not self._covered(at)
+            if at.startswith(path) and not self._covered(at, path)
             for chunk in self._chunks.get(at, ())[self._reached.get(at, 0) :]
         ]
 
@@ -302,6 +315,11 @@ _KEPT = _KEYED | {Kind.EMITTED, Kind.SUPERSEDED}
 def digest(tree: Tree) -> str:
     """What tells the arguments of two calls apart."""
     return blake2b(canonical(tree), digest_size=8).hexdigest()
+
+
+def step_key(step: int, name: str) -> str:
+    """The key of a step that is journaled as a whole: no call has such a one."""
+    return f"{step}/{_plain(name)}"
 
 
 class Names:

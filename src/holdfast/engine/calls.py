@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import random
 from collections.abc import Callable
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -26,7 +27,7 @@ from holdfast.core.journal import Record
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.hands import StepRaised, finished, within
 from holdfast.engine.notes import told_of
-from holdfast.errors import CallFailedError, CallInDoubtError, HoldfastError, StepTimeoutError
+from holdfast.errors import CallFailedError, CallInDoubtError, HoldfastError, StepTimeoutError, UnknownTargetError
 from holdfast.faults import fault
 from holdfast.flows.moves import Keeping
 from holdfast.model import Kind
@@ -62,22 +63,23 @@ class Calling:
         *,
         lane: Any = None,
         whole_step: bool = False,
+        retries: bool = True,
     ) -> None:
         self._scope, self._host, self._place, self._work = scope, scope.host, place, work
         self._args, self._kwargs, self._lane = args, kwargs, lane
         self._frame = place.frame
         self._whole_step = whole_step
         self._retry, self._timeout = work.retry or _ONCE, work.timeout
-        if whole_step:  # the runner tries a step again, and watches over its time
+        if not retries:  # the runner tries it again, and watches over its time
             self._retry, self._timeout = _ONCE, None
+        # A step finds what is inside it in the same places whether it is journaled as a whole or not.
+        self._inside = place.frame.path if whole_step else None
         self._pack: Callable[[Any], Any] = _same
         self._unpack: Callable[[Any], Any] = _same
         self.made: tuple[Frame, bool, Any] | None = None
         """The frame of a call that the calling thread has made already, and what came of it."""
         self._otherwise: Any = None
         """What a result that a person gives is meant as, if not as what the function says it returns."""
-        if work.keeping is not None:
-            self.keep(work.keeping, args[0])
 
     def keep(self, keeping: Keeping, state: Any) -> None:
         """It gives what a step gives that has this state."""
@@ -134,15 +136,21 @@ class Calling:
             f"Was the call {name!r} done? It was cut off while it was under way. Answer "
             f'{{"done": true, "result": ...}} with its result, or {{"done": false}} to have it made again.'
         )
-        place = Place(self._place.frame, f"{self._place.key}/?{record.seq}", "ask", None)
         data = {"call": name, "arguments": self._arguments(), "key": self._place.key, "idempotency_key": key}
-        body = {"wait": "ask", "question": question, "data": data, "schema": _DOUBT_SCHEMA, "seconds": None}
-        answer = await self._scope.waiting().wait(place, body, None, None)
-        if not answer["done"]:
-            return False, None
-        packed = self._pack(_as_declared((self._work.returns, self._otherwise), answer.get("result")))
-        await self._write({"result": self._host.codec.encode(packed, path=self._path)})
-        return True, self._unpack(packed)
+        for again in count():
+            key = f"{self._place.key}/?{record.seq}" + (f".{again}" if again else "")
+            body = {"wait": "ask", "question": question, "data": data, "schema": _DOUBT_SCHEMA, "seconds": None}
+            answer = await self._scope.waiting().wait(Place(self._place.frame, key, "ask", None), body, None, None)
+            if not answer["done"]:
+                break
+            try:
+                packed = self._pack(_as_declared((self._work.returns, self._otherwise), answer.get("result")))
+            except UnknownTargetError as error:
+                question = f"{error} {question}"  # what leads nowhere is not kept, whoever says it
+                continue
+            await self._write({"result": self._host.codec.encode(packed, path=self._path)})
+            return True, self._unpack(packed)
+        return False, None
 
     def _arguments(self) -> Any:
         """What the call is made with, for whoever is to say whether it was done; shortened when it is much."""
@@ -190,7 +198,7 @@ class Calling:
             self._scope.began(self.made[0])
             self._scope.here.remove(self.made[0])
             return self.made[0]
-        frame = place.frame.inside(f"{place.key}/", self._named)
+        frame = place.frame.inside(self._path_inside, self._named)
         frame.firm = self._work.on_doubt != "retry"
         self._scope.began(frame)
         return frame
@@ -200,13 +208,13 @@ class Calling:
         frame, journal = self._frame, self._host.journal
         self._frame = self._begin()
         self._scope.ended(frame)
-        if journal.left_below(f"{self._place.key}/") or not self._host.notes.idle:
+        if journal.left_below(self._path_inside) or not self._host.notes.idle:
             await self._host.notes.settle()  # chunks are superseded by their seqs
-        journal.new_attempt(f"{self._place.key}/")
+        journal.new_attempt(self._path_inside)
 
     def _supersede(self) -> None:
         """Mark the chunks of an attempt that was cut off or failed, and that the one that ended did not emit."""
-        chunks = self._host.journal.left_below(f"{self._place.key}/")
+        chunks = self._host.journal.left_below(self._path_inside)
         if chunks:
             self._host.notes.put(Kind.SUPERSEDED, {"seqs": chunks}, soon=False)
             self._host.show("superseded", data={"seqs": chunks})
@@ -256,6 +264,10 @@ class Calling:
 
     def _context(self) -> Any:
         return self._host.context(self._place.frame.inside(None, self._named))
+
+    @property
+    def _path_inside(self) -> str:
+        return f"{self._place.key}/" if self._inside is None else self._inside
 
     @property
     def _named(self) -> str | None:

@@ -397,7 +397,8 @@ class Engine:
             await _settle(self._driven, grace, hurry)
             self.stop_all(at_once=True)
             await _settle(self._driven, 1.0, asyncio.Event())
-            await unless_hurried(self._let_go_of_all(), hurry)
+            if not await unless_hurried(self._let_go_of_all(), hurry):
+                self._leave_all()
             await self._observers.settle(1.0)
         finally:
             self.postman.stop()
@@ -412,6 +413,13 @@ class Engine:
     @property
     def _driven(self) -> set[asyncio.Future[Any]]:
         return {live.task for live in self.live.values() if live.task is not None}
+
+    def _leave_all(self) -> None:
+        """There is no time to hand them back: whoever waits for one is told all the same, and the lease runs out."""
+        for live in list(self.live.values()):
+            live.done.set(Outcome(error=RunInterruptedError(live.id)))
+            if live.task is not None:
+                live.task.cancel()
 
     async def _let_go_of_all(self) -> None:
         for live in list(self.live.values()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from holdfast.clock import Clock
 from holdfast.core.codec import loads
 from holdfast.core.history import Signal
 from holdfast.engine.notes import Notes
@@ -21,8 +22,8 @@ WANTED = frozenset({"send", "answer", "timeout", "child"})
 class Inbox:
     """Belongs to one live run."""
 
-    def __init__(self, notes: Notes, pending: Iterable[Signal]) -> None:
-        self._notes = notes
+    def __init__(self, notes: Notes, pending: Iterable[Signal], clock: Clock) -> None:
+        self._notes, self._clock = notes, clock
         self.signals = list(pending)
         """The messages that nobody has received yet, in order."""
         self.coming: list[str] = []
@@ -57,10 +58,11 @@ class Inbox:
         def written(seq: int | HoldfastError) -> None:
             self.coming.remove(body["topic"])
             if isinstance(seq, int):
-                self.signals.append(Signal(seq, body["topic"], body["data"], item.at))
+                self.signals.append(Signal(seq, body["topic"], body["data"], sent_at))
                 self.changed()
 
-        note = {"topic": body["topic"], "data": body["data"], "at": item.at}
+        sent_at = min(item.at, self._clock.now())  # the clock of who sent it may be ahead
+        note = {"topic": body["topic"], "data": body["data"], "at": sent_at}
         self._notes.put(Kind.SIGNAL, note, take=(item.id,), written=written)
 
     def put_back(self, signal: Signal) -> None:

@@ -57,14 +57,14 @@ class Mailing:
                 raise AnsweredError(run, ask) from None
             raise
         open_asks = {record.body["ask"]: record for record in await self._open_asks(head)}
-        meant = [one for one, record in open_asks.items() if not self._is_over(record)] or list(open_asks)
+        meant = [one for one, record in open_asks.items() if not self._is_over(head, record)] or list(open_asks)
         if ask is None and len(meant) == 1:
             ask = meant[0]
         if ask is None or ask not in open_asks:
             if ask is not None and await self._was_settled(run, ask):
                 raise AnsweredError(run, ask)
             raise NoQuestionError(run, ask, list(open_asks))
-        if self._is_over(open_asks[ask]):
+        if self._is_over(head, open_asks[ask]):
             # At the door, as its run does it: nobody may have been there at that moment.
             await self._post(run, Mail("timeout", dumps({"ask": ask}), key=f"answer-{ask}"))
             raise AnsweredError(run, ask)
@@ -83,7 +83,7 @@ class Mailing:
                 raise RunNotFoundError(run)
             unread = await self._with_mail([head])
             for record in await self._open_asks(head):
-                if not self._is_over(record):
+                if not self._is_over(head, record):
                     yield self._ask(head, record, raw=raw, unread=bool(unread))
             return
         query = Query(states=_ASKING, limit=_PAGE)
@@ -96,7 +96,7 @@ class Mailing:
                 except StoreDamagedError:
                     continue  # told by `doctor`; the questions of the others are shown
                 for record in found:
-                    if not self._is_over(record):
+                    if not self._is_over(head, record):
                         yield self._ask(head, record, raw=raw, unread=head.id in unread)
             query = replace(query, after=(heads[-1].created_at, heads[-1].id))
 
@@ -106,10 +106,10 @@ class Mailing:
         found = await self._engine.store.read_heads(children) if children else []
         return any(child is None or child.status in ENDED for child in found)
 
-    def _is_over(self, record: Record) -> bool:
-        """Whether the time of a question has run out, though its run may not know yet."""
+    def _is_over(self, head: Head, record: Record) -> bool:
+        """Whether the time of a question has run out, though its run may not know yet; if it is live, that one says."""
         until = record.body["until"]
-        return until is not None and until <= self._engine.clock.now()
+        return until is not None and not head.owned and until <= self._engine.clock.now()
 
     async def _with_mail(self, heads: list[Head]) -> set[str]:
         """Those of these runs that have mail which they have not taken in."""

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.context import Frame, Place, RunContext
 from holdfast.core.codec import Tree, dumps
-from holdfast.core.journal import Record, digest
+from holdfast.core.journal import Record, digest, step_key
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.calls import Calling
 from holdfast.engine.surroundings import Host
@@ -67,13 +67,13 @@ class StepScope(msgspec.Struct, eq=False):
     def perform(self, step: Work, *args: Any, keeping: Keeping = MOVES) -> Awaitable[Any]:
         """What to await for the result of the step's function."""
         self.check_open()
-        if step.on_doubt == "retry" and not (self.host.journaled and self._was_journaled(step)):
+        if step.on_doubt == "retry" and (step.is_whole or not self.host.journaled or not self._was_journaled(step)):
             return self.host.hands.do_step(step, args, self.root)
-        return self._journaled(step, args, keeping)
+        return self.as_a_call(step, args, keeping, args[-1] if args else None, retries=False)
 
     def _was_journaled(self, step: Work) -> bool:
         """Whether something is known of the step, though it is of those now that may be repeated unasked."""
-        return self.host.journal.knows_step(self.root.next_key(step.called))
+        return self.host.journal.knows_step(step_key(self.number, step.called))
 
     async def children_started(self) -> None:
         """Return when all children exist that were spawned and that nobody waits for; raises what kept one from it."""
@@ -81,12 +81,16 @@ class StepScope(msgspec.Struct, eq=False):
         for starting in self.starting or ():
             starting.result()
 
-    async def _journaled(self, step: Work, args: tuple[Any, ...], keeping: Keeping) -> Any:
-        """The result of a step whose effect must not be repeated unasked, so that it is journaled as a call is."""
-        # The runner retries it.
-        place = self.root.take(step.called, self.digest(args), None)
-        making = Calling(self, place, step, args, {}, whole_step=True)
-        making.keep(keeping, args[-1] if args else None)
+    async def as_a_call(
+        self, step: Work, args: tuple[Any, ...], keeping: Keeping, state: Any, *, retries: bool = True
+    ) -> Any:
+        """The result of a step that is journaled as a call is: its effect must not be repeated unasked, or is undone.
+
+        With `retries` it is tried again here, else by whoever performs the step.
+        """
+        place = Place(self.root, step_key(self.number, step.called), step.called, self.digest(args))
+        making = Calling(self, place, step, args, {}, whole_step=True, retries=retries)
+        making.keep(keeping, state)
         return await making.result()
 
     @property
@@ -148,11 +152,20 @@ class StepScope(msgspec.Struct, eq=False):
             return None
 
     async def call(
-        self, place: Place, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any], lane: Any = None
+        self,
+        place: Place,
+        work: Work,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        lane: Any = None,
+        keeping: Keeping | None = None,
     ) -> Any:
         """The result of the function: found in the journal, or made and journaled."""
         await self.joined(place.frame)
-        return await Calling(self, place, work, args, kwargs, lane=lane).result()
+        making = Calling(self, place, work, args, kwargs, lane=lane)
+        if keeping is not None:
+            making.keep(keeping, args[0])
+        return await making.result()
 
     def begin_here(self, place: Place) -> Frame | None:
         """The frame for a call that the calling thread makes at once; None when the loop has to look it up first.

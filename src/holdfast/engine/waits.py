@@ -44,10 +44,11 @@ class _Parked:
         self.signal: Signal | None = None
         """The message that it gets."""
 
-    def may_have(self, signal: Signal) -> bool:
-        """Whether the message is one that this waits for, and was sent in time, however late it is noticed."""
-        until = self.body.get("until")
-        return signal.topic == self.body["topic"] and (until is None or signal.at <= until)
+
+def _waits_for(body: dict[str, Any], signal: Signal) -> bool:
+    """Whether a `receive` may have this message: of its topic, and sent in time, however late it is noticed."""
+    until = body.get("until")
+    return signal.topic == body["topic"] and (until is None or signal.at <= until)
 
 
 class LeftWith(NamedTuple):
@@ -190,7 +191,7 @@ class Waits:
                 mail, body = inbox.answers[parked.body["ask"]]
                 self._end(parked, self._answered(parked, mail.id, body))
             elif kind == "receive":
-                signal = next((one for one in inbox.signals if parked.may_have(one)), None)
+                signal = next((one for one in inbox.signals if _waits_for(parked.body, one)), None)
                 if signal is not None:
                     inbox.signals.remove(signal)
                     parked.signal = signal
@@ -389,9 +390,10 @@ class Waits:
         It is in the log, or taken out of the inbox, where nobody who looks for runs to wake would find it.
         """
         inbox = self._host.inbox
-        topics = {body["topic"] for body in self._left if body["wait"] == "receive"}
+        receives = [body for body in self._left if body["wait"] == "receive"]
         children = {body["run"] for body in self._left if body["wait"] == "child"}
-        return any(one.topic in topics for one in inbox.signals) or not children.isdisjoint(inbox.ended)
+        come = any(_waits_for(body, signal) for body in receives for signal in inbox.signals)
+        return come or not children.isdisjoint(inbox.ended)
 
     def close(self) -> None:
         """Nothing more is waited for here; whoever is parked in a thread unwinds."""

@@ -258,7 +258,7 @@ class Agent:
             # people are not waited for.
             await asyncio.wait(calling)
         failures = [answer.exception() for answer in answers if answer.done()]
-        for failure in filter(None, failures):
+        for failure in sorted(filter(None, failures), key=lambda one: not isinstance(one, FinalFailure)):
             raise failure
         for one, answer in zip(calls, answers, strict=True):
             growing.answer(one, *answer.result())
@@ -279,9 +279,12 @@ class Agent:
             work = _changed(wanted, problem, before)
         else:
             work = tool.work(wanted.key)
-        if tool is not None and tool.approval and (before is None or before.ended is None):
-            refusal = await self._approve(frame, tool, wanted, arguments)
-            if refusal is not None:
+        if tool is not None and tool.approval:
+            # The arguments are part of its key: no answer is ever found for others than those that were shown.
+            key = f"{wanted.key}-{scope.digest(arguments)}"
+            if before is not None and before.ended is not None:
+                scope.record(frame.take("ask", None, key))  # it was allowed, or needed nobody's leave then
+            elif (refusal := await self._approve(frame, tool, wanted, arguments, key)) is not None:
                 return refusal, None
         task = asyncio.current_task()
         assert task is not None
@@ -300,15 +303,15 @@ class Agent:
             # One that the log cannot build again carries what it said when it happened: the model hears the same.
             return f"error: {error.error if isinstance(error, CallFailedError) else describe(error)}", None
 
-    async def _approve(self, frame: Frame, tool: Tool, wanted: ToolCall, arguments: dict[str, Any]) -> str | None:
+    async def _approve(
+        self, frame: Frame, tool: Tool, wanted: ToolCall, arguments: dict[str, Any], key: str
+    ) -> str | None:
         """None when a person allows the call with exactly these arguments; else what the model is told."""
         data = {"tool": tool.name, "arguments": arguments, "id": wanted.id}
         shown = msgspec.json.encode(arguments).decode()
         if len(shown) > _SHOWN:
             shown = f"{shown[:_SHOWN]} ... all of it is in the data"
         question = f"May {self.name} call {tool.name}({shown})?"
-        # The arguments are part of its key: no answer is ever found for others than those that were shown.
-        key = f"{wanted.key}-{frame.scope.digest(arguments)}"
         answer = await asking(frame, question, data, _APPROVAL, None, NOTHING, key)
         allowed = answer if isinstance(answer, bool) else answer["approved"]
         reason = "" if isinstance(answer, bool) else answer.get("reason", "")

@@ -136,14 +136,19 @@ class Gathered:
             raise Nonsense(f"a chunk of type {type(chunk).__name__}, which is no text and no part of a message")
         else:
             if "role" in chunk and (chunk.get("content") or chunk.get("tool_calls")):
-                if not self._roles or self._repeated_in(chunk.get("content")):
+                if not self._roles or self._is_said_in(chunk.get("content")) or self._are_in(chunk.get("tool_calls")):
                     self._text, self._parts, self._calls = [], {}, []
                 self._roles = True
             for name, value in chunk.items():
                 self._take(name, value)
 
-    def _repeated_in(self, content: Any) -> bool:
+    def _is_said_in(self, content: Any) -> bool:
         return len(self._text) > 1 and content == "".join(self._text)
+
+    def _are_in(self, calls: Any) -> bool:
+        ids = {call.get("id") for call in self._calls if isinstance(call, Mapping)} - {None}
+        again = [call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+        return bool(ids) and ids <= set(again)
 
     def _take(self, name: str, value: Any) -> None:
         if name == "content" and isinstance(value, str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, get_origin, is_typeddict
+from typing import Any, NamedTuple, get_origin, is_typeddict
 
 import msgspec
 
@@ -15,7 +15,7 @@ from holdfast.errors import CallFailedError, CallInDoubtError, StepTimeoutError,
 from holdfast.flows.base import Step
 from holdfast.flows.branches import Merge, Reduce, is_flow, mapped, merged, needed, settled
 from holdfast.flows.moves import Keeping
-from holdfast.inside import ask, call, call_async, spawn
+from holdfast.inside import ask, call, spawn
 from holdfast.inside import needed as needed_here
 from holdfast.work import Work, as_work, check_name, is_process_pool
 
@@ -70,19 +70,22 @@ class _Undone(Exception):
 
 def compensated(node: Node, undo: Callable[..., Any], keeping: Keeping) -> Node:
     """The node with a function that runs once its retries are exhausted."""
-    tried, undone = _kept(node.step, keeping), _kept(as_work(undo), keeping, key="compensation")
+    tried, undone = _with_its_state(node.step), _with_its_state(as_work(undo), may_be_nothing=True)
+    kept = Keeping(lambda value, state: keeping.pack(*_taken_apart(value, state)), keeping.unpack)
 
     async def with_compensation(state: Any) -> Any:
+        frame = needed_here("call", here())
         trying = copy.copy(tried)
-        trying.retry = tried.retry or needed_here("call", here()).scope.retry
+        trying.retry = tried.retry or frame.scope.retry
         try:
-            return await call_async(trying, (copy.deepcopy(state),), {})
+            return await frame.scope.as_a_call(trying, (state,), kept, state)
         except Exception as error:
             if isinstance(error, UnknownTargetError) or _in_doubt(error, tried):
                 raise
-            args: tuple[Any, ...] = (copy.deepcopy(state), error) if _takes_error(undo) else (copy.deepcopy(state),)
+            args = (state, error) if _takes_error(undo) else (state,)
+            place = frame.take(undone.called, frame.scope.digest((args, {})), "compensation")
             try:
-                return await call_async(undone, args, {})
+                return await frame.scope.call(place, undone, args, {}, keeping=kept)
             except _Undone:
                 raise error from None
             except CallFailedError as found:
@@ -92,6 +95,7 @@ def compensated(node: Node, undo: Callable[..., Any], keeping: Keeping) -> Node:
 
     # Its retries are those of the call inside: the step itself is tried once.
     step = Step(with_compensation, name=node.name, retry=_ONCE)
+    step.is_whole = True
     whole = Node(node.name, step, node.shape, inner=[node.step, undo, *node.flows])
     whole.problems += node.problems
     if any(is_process_pool(work.executor) for work in (tried, undone)):
@@ -105,32 +109,45 @@ def _in_doubt(error: Exception, work: Work) -> bool:
     return out_of_time or isinstance(error, CallInDoubtError)
 
 
-def _kept(work: Work, keeping: Keeping, *, key: str | None = None) -> Work:
-    """The function as a call that gives what a node gives; that of a compensation may be nothing."""
-    fn, may_be_nothing = work.fn, key is not None
+class _Made(NamedTuple):
+    """What a function gave, and the state that it had for itself and may have changed."""
 
-    def something(value: Any) -> Any:
+    value: Any
+    state: Any
+
+
+def _taken_apart(value: Any, state: Any) -> tuple[Any, Any]:
+    return value if isinstance(value, _Made) else (value, state)  # what a person says was made elsewhere
+
+
+def _with_its_state(work: Work, *, may_be_nothing: bool = False) -> Work:
+    """The function with a state of its own for each attempt; that of a compensation may give nothing."""
+    fn = work.fn
+
+    def made(value: Any, state: Any) -> _Made:
         if value is None and may_be_nothing:
             raise _Undone
-        return value
+        return _Made(value, state)
 
-    async def awaited(*args: Any) -> Any:
-        return something(await fn(*args))
+    async def awaited(given: Any, *rest: Any) -> Any:
+        state = copy.deepcopy(given)
+        return made(await fn(state, *rest), state)
 
-    def plain(*args: Any) -> Any:
-        value = fn(*args)
-        return _later(value) if inspect.isawaitable(value) else something(value)
+    def plain(given: Any, *rest: Any) -> Any:
+        state = copy.deepcopy(given)
+        value = fn(state, *rest)
+        return _later(value, state) if inspect.isawaitable(value) else made(value, state)
 
-    async def _later(value: Any) -> Any:
-        return something(await value)
+    async def _later(value: Any, state: Any) -> Any:
+        return made(await value, state)
 
     options = {name: getattr(work, name) for name in ("retry", "timeout", "on_doubt", "executor")}
     if options["retry"] is not None:
         retry = options["retry"]
         options["retry"] = msgspec.structs.replace(retry, never=(*retry.never, _Undone))
-    kept = Work(awaited if work.is_async else plain, name=work.called, key=key, **options)
-    kept.keeping, kept.returns = keeping, work.returns
-    return kept
+    alike = Work(awaited if work.is_async else plain, name=work.called, **options)
+    alike.returns = work.returns
+    return alike
 
 
 def _takes_error(fn: Callable[..., Any]) -> bool:
