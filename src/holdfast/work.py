@@ -47,8 +47,8 @@ class Work:
         self.fn, self.retry, self.timeout, self.executor = fn, retry, timeout, executor
         self.on_doubt: OnDoubt = on_doubt
         self.key = key
-        self.is_whole = False
-        """Whether it is a step in whose body the very step is journaled: what is known of that one is not of this."""
+        self.wraps_step = False
+        """Whether its body journals the very step: what is known of the step as a whole is for that to find."""
         self.origin: Any = self
         """What a worker process finds by its module and name: the step that options were added to, or the function."""
         self.is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)

@@ -72,8 +72,6 @@ class Calling:
         self._retry, self._timeout = work.retry or _ONCE, work.timeout
         if not retries:  # the runner tries it again, and watches over its time
             self._retry, self._timeout = _ONCE, None
-        # A step finds what is inside it in the same places whether it is journaled as a whole or not.
-        self._inside = place.frame.path if whole_step else None
         self._pack: Callable[[Any], Any] = _same
         self._unpack: Callable[[Any], Any] = _same
         self.made: tuple[Frame, bool, Any] | None = None
@@ -267,7 +265,8 @@ class Calling:
 
     @property
     def _path_inside(self) -> str:
-        return f"{self._place.key}/" if self._inside is None else self._inside
+        """Where the verbs of its function are found. Those of a step lie there whether it is journaled or not."""
+        return (self._place.frame.path if self._whole_step else None) or f"{self._place.key}/"
 
     @property
     def _named(self) -> str | None:

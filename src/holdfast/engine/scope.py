@@ -67,7 +67,7 @@ class StepScope(msgspec.Struct, eq=False):
     def perform(self, step: Work, *args: Any, keeping: Keeping = MOVES) -> Awaitable[Any]:
         """What to await for the result of the step's function."""
         self.check_open()
-        if step.on_doubt == "retry" and (step.is_whole or not self.host.journaled or not self._was_journaled(step)):
+        if step.on_doubt == "retry" and (step.wraps_step or not self.host.journaled or not self._was_journaled(step)):
             return self.host.hands.do_step(step, args, self.root)
         return self.as_a_call(step, args, keeping, args[-1] if args else None, retries=False)
 

@@ -95,7 +95,7 @@ def compensated(node: Node, undo: Callable[..., Any], keeping: Keeping) -> Node:
 
     # Its retries are those of the call inside: the step itself is tried once.
     step = Step(with_compensation, name=node.name, retry=_ONCE)
-    step.is_whole = True
+    step.wraps_step = True
     whole = Node(node.name, step, node.shape, inner=[node.step, undo, *node.flows])
     whole.problems += node.problems
     if any(is_process_pool(work.executor) for work in (tried, undone)):
