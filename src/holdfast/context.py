@@ -43,10 +43,14 @@ class Suspended(BaseException):
 class Scope(Protocol):
     """What a flow, and the verbs inside its steps, may ask of the engine."""
 
-    pid: int
     loop: asyncio.AbstractEventLoop
     starting: set[asyncio.Future[None]] | None
     """The children on their way that the code has not awaited yet."""
+
+    @property
+    def pid(self) -> int:
+        """The process in which the run is driven."""
+        ...
 
     def perform(self, step: Any, *args: Any, keeping: Any = ...) -> Awaitable[Any]:
         """What to await for the result of the step's function, wherever it belongs: loop, thread or executor.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -72,7 +73,7 @@ class Engine:
         name: str | None = None,
     ) -> None:
         self.store, self.clock = store, clock
-        self.loop = asyncio.get_running_loop()
+        self.loop, self.pid = asyncio.get_running_loop(), os.getpid()
         self.registry = Registry()
         self.ownership = Ownership(store, lease=lease, heartbeat=heartbeat, name=name)
         self.live: dict[str, LiveRun] = {}

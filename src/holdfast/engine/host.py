@@ -44,6 +44,11 @@ class RunHost(msgspec.Struct, eq=False):
     _said: tuple[dict[str, Any], str] | None = None
 
     @property
+    def pid(self) -> int:
+        """The process in which the run is driven."""
+        return self._runner.around.pid
+
+    @property
     def children(self) -> Children:
         """The child runs of runs."""
         return self._runner.around.children

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Collection
 from typing import Any
 
-from holdfast.context import enter, leave
+from holdfast.context import Frame, enter, leave
 from holdfast.core.codec import Codec, Tree, dumps
 from holdfast.core.failures import describe
 from holdfast.core.ids import storable
@@ -206,9 +206,10 @@ class Runner:
         number: int = cursor["step"]
         self._verdict = None
         self.scope = scope = StepScope(self.host, number, self.around.loop)
+        scope.root = root = Frame(scope, f"{number}/")
         if step.timeout is not None:
-            scope.root.deadline = self.around.clock.now() + step.timeout
-        before = enter(scope.root, self._task)
+            root.deadline = self.around.clock.now() + step.timeout
+        before = enter(root, self._task)
         if self.host.begun_notes is not None:
             self.host.begun_notes.step_begins()
         try:
@@ -216,7 +217,7 @@ class Runner:
             if step.timeout is None:
                 after = await work
             else:
-                after = await within(step.timeout, name, in_frame(scope.root, work), scope.close)
+                after = await within(step.timeout, name, in_frame(root, work), scope.close)
             if scope.starting or scope.unspawned:
                 await scope.children_started()  # before the step is done
         except asyncio.CancelledError:

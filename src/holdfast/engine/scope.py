@@ -7,7 +7,6 @@ every verb raises again, whatever the code swallows, and what it returns is disc
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -32,8 +31,6 @@ _TEXT = 100
 _HANDED_OVER = 256
 _MUCH = 4096
 """After so many chunks, counted once more for each so many bytes, a thread waits for the loop to catch up."""
-_PID = os.getpid()
-os.register_at_fork(after_in_child=lambda: globals().update(_PID=os.getpid()))
 
 
 class StepScope(msgspec.Struct, eq=False):
@@ -42,7 +39,6 @@ class StepScope(msgspec.Struct, eq=False):
     host: Host
     number: int
     loop: asyncio.AbstractEventLoop
-    pid: int = 0
     closed: bool = False
     busy: int = 0
     """How many calls are under way that do not themselves wait for something from outside."""
@@ -57,10 +53,7 @@ class StepScope(msgspec.Struct, eq=False):
     here: list[Frame] = []
     """The calls that threads of the body make themselves and that the loop does not count yet."""
     root: Any = None
-
-    def __post_init__(self) -> None:
-        self.pid = _PID
-        self.root = Frame(self, f"{self.number}/")
+    """The frame of the step itself, for as long as the attempt is under way."""
 
     # What flows ask for
 
@@ -92,6 +85,11 @@ class StepScope(msgspec.Struct, eq=False):
         making = Calling(self, place, step, args, {}, whole_step=True, retries=retries)
         making.keep(keeping, state)
         return await making.result()
+
+    @property
+    def pid(self) -> int:
+        """The process in which the run is driven."""
+        return self.host.pid
 
     @property
     def retry(self) -> RetryPolicy:
@@ -396,6 +394,7 @@ class StepScope(msgspec.Struct, eq=False):
         self.closed = True
         if self.waits is not None:
             self.waits.close()
+            self.waits = None
         if self.tasks:
             self.cancel_tasks(but=task)
-        self.root = self.waits = None  # otherwise they keep each other until a collection finds them
+        self.root = None  # otherwise they keep each other until a collection finds them

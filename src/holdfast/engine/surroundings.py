@@ -60,6 +60,8 @@ class Surroundings(Protocol):
     """The engine, as far as a run sees it."""
 
     loop: asyncio.AbstractEventLoop
+    pid: int
+    """The process that it belongs to."""
     store: Store
     clock: Clock
     observed: bool
@@ -84,6 +86,11 @@ class Host(Protocol):
     clock: Clock
     codec: Codec
     hands: Hands
+
+    @property
+    def pid(self) -> int:
+        """The process in which the run is driven."""
+        ...
 
     @property
     def children(self) -> Children:

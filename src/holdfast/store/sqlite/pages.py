@@ -20,7 +20,7 @@ _WHOLE = PAGE_BYTES - 35  # a row up to this size lies on its page wholly
 _LEAST = (PAGE_BYTES - 12) * 32 // 255 - 23  # of a longer one, at least this much does
 _OVERFLOW = PAGE_BYTES - 4  # what each page beside holds of it
 _ROW = 7  # what a row takes beside its columns: where it lies, how long it is, which one it is
-_COLUMNS = 41  # the columns of an entry beside kind, cursor and body, and what tells them apart
+_COLUMNS = 33  # the columns of an entry beside kind, cursor and body, and what tells them apart
 _OF_ITS_OWN = 19 + _ROW  # what a row takes that holds nothing but the beginning of a body
 
 _WORTH_FILLING = 2 * _OF_ITS_OWN

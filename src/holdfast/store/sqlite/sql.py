@@ -32,32 +32,41 @@ def _values(columns: int, rows: int) -> str:
     return f"values {','.join([row] * rows)}"
 
 
+STORES = len(STORED)
+"""How many values `create_runs` takes for a row."""
+
+
 @cache
 def create_runs(rows: int) -> str:
     """The statement that makes these runs, but those whose ids are taken."""
     return f"""
     insert or ignore into runs ({", ".join(STORED)})
-    select * from ({_values(len(STORED), rows)}) where column1 is not null
+    select * from ({_values(STORES, rows)}) where column1 is not null
 """
 
 
+APPENDED = 10
+"""How many values `append` takes for a row; its last one, the owner, is bound once."""
+
+
 @cache
-def append(entries: int) -> str:
-    """The hot path: the statement that appends so many entries, of one or of several commits.
+def append(rows: int) -> str:
+    """The hot path: the statement that appends so many entries, of one or of several commits of one owner.
 
     Writes nothing of a commit when its fence or owner is stale, or when the last entry before it (`after`; null
     when there is none) is missing; and no entry whose place is taken. One statement, so nobody can claim a
     run between the check and the write. A row without a seq is the beginning of the body of the next one.
+    JSON comes as the bytes that it is, and becomes text here, where no other thread waits for it.
     """
     # The rows are named by a subquery and not by `with`, which SQLite takes three times as long to make ready.
     return f"""
     insert or ignore into entries (id, kind, fence, at, cursor, "check", begun, body)
-    select (n << 32) | seq, kind, g.fence, at, cursor, "check", begun, body from (
-      select column1 as run, column2 as owner, column3 as fence, column4 as after, column5 as seq, column6 as kind,
-        column7 as at, column8 as cursor, column9 as "check", column10 as begun, column11 as body
-      from ({_values(11, entries)})
+    select (n << 32) | seq, kind, g.fence, at, cast(cursor as text), "check", begun, cast(body as text) from (
+      select column1 as run, column2 as fence, column3 as after, column4 as seq, column5 as kind, column6 as at,
+        column7 as cursor, column8 as "check", column9 as begun, column10 as body
+      from ({_values(APPENDED, rows)})
     ) g cross join runs r
-    where r.id = g.run and r.owner = g.owner and r.fence = g.fence
+    where r.id = g.run and r.owner = ? and r.fence = g.fence
       and (after is null or exists (select 1 from entries e where e.id = (n << 32) | after))
 """
 
@@ -173,14 +182,19 @@ def change_values(changes: dict[str, Any]) -> list[Any]:
     return [value.decode() if type(value) is bytes else value for value in changes.values()]
 
 
+def updates(names: tuple[str, ...]) -> int:
+    """How many values `update_runs` takes for a row; its last one, the owner, is bound once."""
+    return len(names) + 2
+
+
 @cache
 def update_runs(names: tuple[str, ...], rows: int) -> str:
     """The statement that sets these fields of so many runs; the names come from HeadChange, never from data."""
     at = len(names)
     return f"""
     update runs set {", ".join(f"{name} = g.column{place}" for place, name in enumerate(names, start=1))}
-    from ({_values(at + 3, rows)}) g
-    where runs.id = g.column{at + 1} and runs.owner = g.column{at + 2} and runs.fence = g.column{at + 3}
+    from ({_values(updates(names), rows)}) g
+    where runs.id = g.column{at + 1} and runs.fence = g.column{at + 2} and runs.owner = ?
 """
 
 

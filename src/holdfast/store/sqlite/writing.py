@@ -76,37 +76,44 @@ def _is_step(commit: Commit) -> bool:
 
 def _write_step(connection: apsw.Connection, room: Room, commit: Commit) -> int | None:
     """Whether there is any mail in the store; None when the step was refused."""
-    rows = _rows([commit], room)
+    values = _entry_values([commit], room)
+    whole = len(values) == sql.APPENDED
+    values.append(commit.owner)
     fault("commit.before")
     mail: Any
-    if len(rows) == 1:
-        mail = connection.execute(sql.APPEND_STEP, rows[0]).get
+    if whole:
+        mail = connection.execute(sql.APPEND_STEP, values).get
     else:
-        mail = connection.execute(sql.APPEND_SPLIT_STEP, (*rows[0], *rows[1])).get
+        mail = connection.execute(sql.APPEND_SPLIT_STEP, values).get
         mail = mail and mail[0]  # each of the two rows says it
     fault("commit.after")
     return None if mail is None else int(mail)
 
 
 def _are_steps(batch: Sequence[Commit]) -> bool:
-    """Whether one statement can write them all. What one commit of a run writes decides about its next one."""
-    distinct = len({commit.run for commit in batch}) == len(batch)
-    return distinct and len(batch) <= sql.MOST_STEPS and all(map(_is_step, batch))
+    """Whether one statement can write them all."""
+    return len(batch) <= sql.MOST_STEPS and all(map(_is_step, batch)) and _apart(batch)
+
+
+def _apart(batch: Sequence[Commit]) -> bool:
+    """Whether each is of another run, and all of one owner. What one commit of a run writes decides about its next."""
+    owner = batch[0].owner
+    return len({commit.run for commit in batch if commit.owner == owner}) == len(batch)
 
 
 def _write_steps(
     connection: apsw.Connection, room: Room, batch: Sequence[Commit], entering: Callable[[], object]
 ) -> list[Refusal | None]:
     """Write the steps of many runs with one statement, which is their transaction."""
-    rows = _rows(batch, room)
-    expected = len(rows)
-    rows = _rounded(rows)
-    values = [*chain.from_iterable(rows)]
+    values = _entry_values(batch, room)
+    expected = len(values) // sql.APPENDED
+    rows = _round_up(values, sql.APPENDED)
+    values.append(batch[0].owner)
     before = connection.execute(sql.LAST_PLACE).get or 0
     fault("commit.before")
     entering()
     # Of one row alone nothing is written when its place is taken.
-    connection.execute((sql.append_steps if expected > len(batch) else sql.append)(len(rows)), values)
+    connection.execute((sql.append_steps if expected > len(batch) else sql.append)(rows), values)
     fault("commit.after")
     if connection.changes() == expected:
         return [None] * len(batch)
@@ -123,19 +130,19 @@ def _write_all(
     connection: apsw.Connection, room: Room, batch: Sequence[Commit], entering: Callable[[], object]
 ) -> bool:
     """Write the batch as if nothing were refused; False, and nothing written, when something is or may be."""
-    if not all(map(_is_plain, batch)):
+    if not (all(map(_is_plain, batch)) and _apart(batch)):
         return False
-    if len({commit.run for commit in batch}) < len(batch):
-        return False  # what one commit changes decides about the next one of its run
-    new = [sql.head_values(commit.create) for commit in batch if commit.create is not None]
-    rows, updates = _rows(batch, room), _updates(batch)
+    new = [*chain.from_iterable(sql.head_values(commit.create) for commit in batch if commit.create is not None)]
+    values, updates = _entry_values(batch, room), _updates(batch)
+    expected = len(new) // sql.STORES + len(values) // sql.APPENDED
     before = connection.total_changes()
     entering()
-    _execute(connection, sql.create_runs, new)
-    _execute(connection, sql.append, rows)
+    _execute(connection, sql.create_runs, sql.STORES, new)
+    _execute(connection, sql.append, sql.APPENDED, values, batch[0].owner)
     for names, some in updates.items():
-        _execute(connection, partial(sql.update_runs, names), some)
-    expected = len(new) + len(rows) + sum(map(len, updates.values()))
+        width = sql.updates(names)
+        expected += len(some) // width
+        _execute(connection, partial(sql.update_runs, names), width, some, batch[0].owner)
     if connection.total_changes() - before == expected:
         return True
     connection.execute("rollback; begin immediate")
@@ -150,19 +157,24 @@ def _is_plain(commit: Commit) -> bool:
     return len(entries) == 1 or all(after.seq == before.seq + 1 for before, after in pairwise(entries))
 
 
-def _execute(connection: apsw.Connection, text: Callable[[int], str], rows: list[Any]) -> None:
-    """Execute the statement for all these rows."""
-    most = _MOST_VALUES // len(rows[0]) // _ROUND * _ROUND if rows else 1
-    for at in range(0, len(rows), most):
-        some = _rounded(rows[at : at + most])
-        connection.execute(text(len(some)), [*chain.from_iterable(some)])
+def _execute(
+    connection: apsw.Connection, text: Callable[[int], str], width: int, values: list[Any], *last: Any
+) -> None:
+    """Execute the statement for all these rows of so many values, with what is bound once behind them."""
+    most = _MOST_VALUES // width // _ROUND * _ROUND * width
+    for at in range(0, len(values), most):
+        some = values[at : at + most]
+        rows = _round_up(some, width)
+        some += last
+        connection.execute(text(rows), some)
 
 
-def _rounded(rows: list[Any]) -> list[Any]:
-    """The rows, and rows of nulls up to one of a few numbers: a statement for every number could not be kept."""
-    count = len(rows)
+def _round_up(values: list[Any], width: int) -> int:
+    """Add rows of nulls up to one of a few numbers, which it gives: a statement for every number could not be kept."""
+    count = len(values) // width
     more = (1 << (count - 1).bit_length()) - count if count <= _ROUND else -count % _ROUND
-    return [*rows, *[(None,) * len(rows[0])] * more] if more else rows
+    values += (None,) * (more * width)
+    return count + more
 
 
 def _write_one(connection: apsw.Connection, room: Room, commit: Commit) -> Refusal | None:
@@ -172,7 +184,7 @@ def _write_one(connection: apsw.Connection, room: Room, commit: Commit) -> Refus
         return refusal
     if commit.create is not None:
         connection.execute(sql.create_runs(1), sql.head_values(commit.create))
-    _execute(connection, sql.append, _rows([commit], room))
+    _execute(connection, sql.append, sql.APPENDED, _entry_values([commit], room), commit.owner)
     n = connection.execute(sql.FIND_RUN, (commit.run,)).get
     for mail in commit.take:
         connection.execute(sql.TAKE_KEYED, (mail, n))
@@ -180,19 +192,20 @@ def _write_one(connection: apsw.Connection, room: Room, commit: Commit) -> Refus
     if commit.rebase is not None:
         connection.execute(sql.REPLACE_ENTRY, (n, commit.rebase.seq, *_columns(commit.rebase)))
         connection.execute(sql.DROP_BEFORE, (n, commit.rebase.seq))
-    for names, rows in _updates([commit]).items():
-        connection.execute(sql.update_runs(names, 1), rows[0])
+    for names, values in _updates([commit]).items():
+        connection.execute(sql.update_runs(names, 1), [*values, commit.owner])
     return None
 
 
-def _updates(batch: Sequence[Commit]) -> dict[tuple[str, ...], list[list[Any]]]:
-    """What is changed of heads: the rows of the statement for each set of fields."""
-    updates: dict[tuple[str, ...], list[list[Any]]] = {}
+def _updates(batch: Sequence[Commit]) -> dict[tuple[str, ...], list[Any]]:
+    """What is changed of heads: what `update_runs` binds for each set of fields."""
+    updates: dict[tuple[str, ...], list[Any]] = {}
     for commit in batch:
         changes = commit.change.fields() if commit.change is not None else None
         if changes:
-            row = [*sql.change_values(changes), commit.run, commit.owner, commit.fence]
-            updates.setdefault(tuple(changes), []).append(row)
+            values = updates.setdefault(tuple(changes), [])
+            values += sql.change_values(changes)
+            values += (commit.run, commit.fence)
     return updates
 
 
@@ -217,20 +230,19 @@ def _refusal(connection: apsw.Connection, commit: Commit) -> Refusal | None:
     return None
 
 
-def _rows(batch: Sequence[Commit], room: Room) -> list[tuple[Any, ...]]:
-    """What `append` takes for the entries of these commits; for one whose body is split, two rows."""
-    rows: list[tuple[Any, ...]] = []
+def _entry_values(batch: Sequence[Commit], room: Room) -> list[Any]:
+    """What `append` binds for the entries of these commits; for one whose body is split, two rows."""
+    values: list[Any] = []
     for commit in batch:
-        run, owner, fence, entries = commit.run, commit.owner, commit.fence, commit.entries
+        run, fence, entries = commit.run, commit.fence, commit.entries
         after = entries[0].seq - 1 if commit.create is None and entries else None
         for e in entries:
             body, at, begun = e.body, room.take(e), 0
             if at:
-                rows.append((run, owner, fence, after, None, "", 0, "", "", 0, body[:at].decode()))
+                values += (run, fence, after, None, "", 0, b"", "", 0, body[:at])
                 body, begun = body[at:], 1
-            cursor = e.cursor.decode()
-            rows.append((run, owner, fence, after, e.seq, e.kind, e.at, cursor, e.check, begun, body.decode()))
-    return rows
+            values += (run, fence, after, e.seq, e.kind, e.at, e.cursor, e.check, begun, body)
+    return values
 
 
 def _columns(entry: Entry) -> tuple[Any, ...]:
