@@ -21,6 +21,9 @@ DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 CTRL_C = """
 import os, signal, sys
 
+# As in a terminal: whoever runs the tests in the background may have it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 class CtrlC:
     def find_spec(self, name, *rest):
         if name == os.environ["LOADING"]:

@@ -12,7 +12,7 @@ cost is that of the change when the new tree shares its unchanged parts (see Cod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from itertools import compress, count
 from operator import is_, is_not
 from typing import TYPE_CHECKING, Any
@@ -79,19 +79,19 @@ def _diff(old: Any, new: Any, path: list[Any], ops: list[Any]) -> None:
 
 def _diff_dict(old: dict[str, Any], new: dict[str, Any], path: list[Any], ops: list[Any]) -> None:
     start = len(ops)
-    if len(old) == len(new) and all(map(is_, old, new)):  # most dicts keep their keys
-        for key in compress(old, map(is_not, old.values(), new.values())):
-            _diff(old[key], new[key], [*path, key], ops)
+    if list(old) == list(new):  # most dicts keep their keys
+        for key, before in old.items():
+            after = new[key]
+            if before is not after:
+                _diff(before, after, [*path, key], ops)
         if len(ops) - start > 1 and _direct(ops, start, path) == len(old):
             ops[start:] = [["set", path, new]]  # nothing of the old one is left
         return
-    kept: Collection[str] = old
-    if list(old) != list(new):
-        kept = [key for key in old if key in new]
-        if list(new)[: len(kept)] != kept:  # The order cannot be had by removing and adding at the end.
-            ops.append(["set", path, new])
-            return
-        ops.extend(["del", [*path, key]] for key in old if key not in new)
+    kept = [key for key in old if key in new]
+    if list(new)[: len(kept)] != kept:  # The order cannot be had by removing and adding at the end.
+        ops.append(["set", path, new])
+        return
+    ops.extend(["del", [*path, key]] for key in old if key not in new)
     for key in kept:
         before, after = old[key], new[key]
         if before is not after:

@@ -53,6 +53,7 @@ log = logging.getLogger("holdfast")
 T = TypeVar("T")
 
 THREADS = 64
+_RUNNING, _PENDING = RunStatus.RUNNING, RunStatus.PENDING  # slow to find in their enum, and every run asks for them
 
 
 class Engine:
@@ -186,14 +187,14 @@ class Engine:
         """A new run, durable when this returns: owned by this process, or by nobody when its place is in a queue."""
         queued = place.delay is not None
         # To the microsecond, which is all that the datetime of a page cursor holds.
-        now = round(self.clock.now(), 6)
+        now = int(self.clock.now() * 1_000_000) / 1_000_000
         self._created += 1
         info = Info(digest, f"{self.ownership.id}-{self._created}", *shape)
         runs_now = not queued and len(self.live) + self._coming < self._concurrency and self.registry.has(flow)
         head = Head(
             id=run,
             flow=flow,
-            status=RunStatus.RUNNING if runs_now else RunStatus.PENDING,
+            status=_RUNNING if runs_now else _PENDING,
             owner=self.ownership.id,
             fence=0 if queued else 1,
             attempt=0 if queued else 1,
@@ -335,7 +336,7 @@ class Engine:
         held, runner = False, live.runner
         try:
             held = self.turns.take() or await self._turn(live)
-            if runner.writer.status == RunStatus.PENDING and not runner.control.leaves:
+            if runner.writer.status == _PENDING and not runner.control.leaves:
                 # Who only waited for its turn crashed nobody.
                 waited: dict[str, Any] = {} if runner.writer.attempt == 1 else {"attempt": 1}
                 await runner.writer.write(status=RunStatus.RUNNING, **waited)

@@ -46,6 +46,7 @@ from holdfast.errors import (
 from holdfast.flows.base import KEEP, NO_RESULT, FinalFailure, Flow, Position, Step
 from holdfast.model import Head, Kind, Mail, RunStatus
 
+_COMPLETED, _COMPLETED_MARK = RunStatus.COMPLETED, Kind.COMPLETED  # slow to find in their enums
 _LEFT_OFTEN = 3  # times that a run was let go without having come to a question that was answered
 
 
@@ -352,7 +353,7 @@ class Runner:
         return Outcome(error=RunFailedError(self.writer.run, step, error))
 
     async def _complete(self) -> Outcome:
-        await self.saving.leave(RunStatus.COMPLETED, [(Kind.COMPLETED, self._came_to)])
+        await self.saving.leave(_COMPLETED, [(_COMPLETED_MARK, self._came_to)])
         return Outcome(self.result())
 
     def result(self) -> Any:

@@ -17,6 +17,7 @@ from holdfast.engine.writer import Mark, Progress, RunWriter, StepTaken
 from holdfast.errors import StoreError
 from holdfast.model import Entry, Event, Mail, RunStatus
 
+_COMPLETED = RunStatus.COMPLETED  # slow to find in its enum
 _SHOWN_LIVE = frozenset({"step_started", "resumed", "emitted", "superseded"})
 
 
@@ -131,7 +132,7 @@ class Saving:
             fields["expires_at"] = self._around.clock.now() + ttl
         if progress is not None and self._retention is not None:
             fields["floor"] = self._floor(self._retention)
-        drop = status in ENDED and self.policy.deletes_history(success=status == RunStatus.COMPLETED)
+        drop = status in ENDED and self.policy.deletes_history(success=status == _COMPLETED)
         await self._writer.write(
             marks,
             progress=progress,

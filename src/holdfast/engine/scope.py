@@ -60,11 +60,12 @@ class StepScope(msgspec.Struct, eq=False):
     def perform(self, step: Work, *args: Any, keeping: Keeping = MOVES) -> Awaitable[Any]:
         """What to await for the result of the step's function."""
         self.check_open()
-        if step.on_doubt == "retry" and (step.wraps_step or not self.host.journaled or not self._was_journaled(step)):
-            return self.host.hands.do_step(step, args, self.root)
+        host = self.host
+        if step.on_doubt == "retry" and (host.begun_journal is None or step.wraps_step or not self._known(step)):
+            return host.hands.do_step(step, args, self.root)
         return self.as_a_call(step, args, keeping, args[-1] if args else None, retries=False)
 
-    def _was_journaled(self, step: Work) -> bool:
+    def _known(self, step: Work) -> bool:
         """Whether something is known of the step, though it is of those now that may be repeated unasked."""
         return self.host.journal.knows_step(step_key(self.number, step.called))
 

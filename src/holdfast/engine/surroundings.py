@@ -86,6 +86,8 @@ class Host(Protocol):
     clock: Clock
     codec: Codec
     hands: Hands
+    begun_journal: Journal | None
+    """What was already done inside the step under way, once there may be anything."""
 
     @property
     def pid(self) -> int:

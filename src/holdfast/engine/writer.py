@@ -25,7 +25,8 @@ _AT_ONCE = 0.001
 _EARLIER = 0.03
 
 # Looked at in every step or run, and slow to find in their enums.
-_RUNNING, _CHECKPOINT, _SIGNAL, _RECEIVED = RunStatus.RUNNING, Kind.CHECKPOINT, Kind.SIGNAL, Kind.RECEIVED
+_RUNNING, _CREATED, _CHECKPOINT = RunStatus.RUNNING, Kind.CREATED, Kind.CHECKPOINT
+_SIGNAL, _RECEIVED = Kind.SIGNAL, Kind.RECEIVED
 _NOT_BEGUN = frozenset({RunStatus.WAITING, RunStatus.PENDING})
 
 
@@ -143,7 +144,11 @@ class RunWriter:
     ) -> tuple[Commit, _Landed]:
         """The commit behind what the store is known to hold, and what is counted once it is there."""
         now, stepped = self._clock.now(), progress is not None
-        entries, segment = self._entries(marks, progress, extra, now, whole=drop_history)
+        if progress is not None and not marks and not self.marks_due:
+            entry, segment = self._checkpoint(self.seq + 1, progress, extra, now, whole=drop_history)
+            entries: tuple[Entry, ...] = (entry,)
+        else:
+            entries, segment = self._entries(marks, progress, extra, now, whole=drop_history)
         rebase = _last_checkpoint(entries) if drop_history else None
         change = None
         if fields or rebase is not None or not self._is_usual(status, segment):
@@ -236,9 +241,6 @@ class RunWriter:
     ) -> tuple[tuple[Entry, ...], Segment]:
         """The entries of a commit in order: what was due, the checkpoint, the marks."""
         segment, run, fence = self.segment, self.run, self.fence
-        if progress is not None and not marks and not self.marks_due:
-            entry, segment = self._checkpoint(self.seq + 1, progress, extra, now, dumps(progress.cursor), whole=whole)
-            return (entry,), segment
         entries: list[Entry] = []
         before = b""
         if progress is None or self.marks_due:
@@ -251,14 +253,14 @@ class RunWriter:
             progress, cursor = Progress(self.tree, self.cursor, ()), dumps(self.cursor)
         if progress is not None:
             seq = self.seq + len(entries) + 1
-            entry, segment = self._checkpoint(seq, progress, extra, now, cursor, whole=whole)
+            entry, segment = self._checkpoint(seq, progress, extra, now, whole=whole)
             entries.append(entry)
         for kind, mark in marks:
             entries.append(seal(run, self.seq + len(entries) + 1, kind, fence, now, cursor, dumps(mark)))
         return tuple(entries), segment
 
     def _checkpoint(
-        self, seq: int, progress: Progress, extra: dict[str, Any] | None, now: float, cursor: bytes, *, whole: bool
+        self, seq: int, progress: Progress, extra: dict[str, Any] | None, now: float, *, whole: bool
     ) -> tuple[Entry, Segment]:
         steps = _told(progress.steps, now)
         body, segment = self.segment.next(
@@ -272,7 +274,7 @@ class RunWriter:
             pending=self.pending,
             whole=whole,
         )
-        return seal(self.run, seq, _CHECKPOINT, self.fence, now, cursor, body), segment
+        return seal(self.run, seq, _CHECKPOINT, self.fence, now, dumps(progress.cursor), body), segment
 
     def _is_usual(self, status: RunStatus | None, segment: Segment) -> bool:
         """Whether nothing of the head changes by a commit that itself changes nothing of it."""
@@ -400,7 +402,7 @@ async def create_run(
     """
     assert head.owner is not None
     encoded = dumps({**body, "state": tree, "branch": 0})
-    entry = seal(head.id, 1, Kind.CREATED, head.fence, head.created_at, dumps(cursor), encoded)
+    entry = seal(head.id, 1, _CREATED, head.fence, head.created_at, dumps(cursor), encoded)
     change = HeadChange(owner=None) if give_up else None
     commit = Commit(run=head.id, owner=head.owner, fence=head.fence, create=head, entries=(entry,), change=change)
     reply = await committer.commit(commit)
