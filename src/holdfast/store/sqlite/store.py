@@ -17,6 +17,7 @@ from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Quer
 from holdfast.store.base import Store
 from holdfast.store.owners import LocalOwners
 from holdfast.store.sqlite import sql
+from holdfast.store.sqlite.batches import make_ready
 from holdfast.store.sqlite.claiming import claimable, claimed
 from holdfast.store.sqlite.connections import Connections, translated
 from holdfast.store.sqlite.writing import finish, write_batch
@@ -103,9 +104,10 @@ class SqliteStore(Store):
 
     def _begin(self, batch: Sequence[Commit]) -> asyncio.Future[list[Reply]]:
         db, entered = self._db(), threading.Lock()
+        ready = make_ready(batch, db.room)
 
         def work(connection: apsw.Connection) -> list[Reply]:
-            return write_batch(connection, db.room, batch, entered.release)
+            return write_batch(connection, db.room, ready, entered.release)
 
         entered.acquire()
         writing = asyncio.get_running_loop().run_in_executor(db.writers, db.write, work)
@@ -117,7 +119,7 @@ class SqliteStore(Store):
 
     def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
         db = self._db()
-        return db.write_now(lambda connection: write_batch(connection, db.room, batch))
+        return db.write_now(lambda connection: write_batch(connection, db.room, make_ready(batch, db.room)))
 
     async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
         def work(connection: apsw.Connection) -> list[Claim]:

@@ -8,9 +8,9 @@ by itself. Usual steps, one or many, are one statement, which is its own transac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import apsw
@@ -18,6 +18,7 @@ import apsw
 from holdfast.faults import fault
 from holdfast.model import Commit, Entry, Mail, Refusal, Reply
 from holdfast.store.sqlite import sql
+from holdfast.store.sqlite.batches import Batch, entry_values, updates_of
 from holdfast.store.sqlite.pages import Room
 
 _ACCEPTED = Reply()
@@ -33,29 +34,28 @@ def finish(connection: apsw.Connection) -> None:
 
 
 def write_batch(
-    connection: apsw.Connection, room: Room, batch: Sequence[Commit], entering: Callable[[], object] = bool
+    connection: apsw.Connection, room: Room, batch: Batch, entering: Callable[[], object] = bool
 ) -> list[Reply]:
     """Every commit of the batch in one transaction; a refused one has written nothing.
 
     `entering` is called when only SQLite is at work from then on, or for most of what is left.
     """
-    if not batch:
-        return []
+    commits = batch.commits
     refusals: list[Refusal | None]
-    if len(batch) == 1 and _is_step(batch[0]):
-        mail = _write_step(connection, room, batch[0])
+    if batch.steps and len(commits) == 1:
+        mail = _write_step(connection, batch)
         if mail == 0:
             return [_ACCEPTED]
-        refusals = [None] if mail else [_refusal(connection, batch[0])]
-    elif _are_steps(batch):
-        refusals = _write_steps(connection, room, batch, entering)
+        refusals = [None] if mail else [_refusal(connection, commits[0])]
+    elif batch.steps:
+        refusals = _write_steps(connection, batch, entering)
     else:
         connection.execute("begin immediate")
-        refusals = [None] * len(batch)
-        written = _write_all(connection, room, batch, entering)
+        refusals = [None] * len(commits)
+        written = batch.plain and _write_all(connection, batch, entering)
         if not written:
             before = connection.total_changes()
-            refusals = [_write_one(connection, room, commit) for commit in batch]
+            refusals = [_write_one(connection, room, commit) for commit in commits]
             written = connection.total_changes() > before
         if written:
             finish(connection)
@@ -65,23 +65,16 @@ def write_batch(
         return [_ACCEPTED if refusal is None else Reply(refusal) for refusal in refusals]
     return [
         Reply(refusal) if refusal else Reply(None, _mail_of(connection, commit.run))
-        for commit, refusal in zip(batch, refusals, strict=True)
+        for commit, refusal in zip(commits, refusals, strict=True)
     ]
 
 
-def _is_step(commit: Commit) -> bool:
-    """Whether it is the usual commit: one entry and nothing else."""
-    return len(commit.entries) == 1 and not (commit.create or commit.change or commit.take or commit.rebase)
-
-
-def _write_step(connection: apsw.Connection, room: Room, commit: Commit) -> int | None:
+def _write_step(connection: apsw.Connection, batch: Batch) -> int | None:
     """Whether there is any mail in the store; None when the step was refused."""
-    values = _entry_values([commit], room)
-    whole = len(values) == sql.APPENDED
-    values.append(commit.owner)
+    values = [*batch.entries, batch.owner]
     fault("commit.before")
     mail: Any
-    if whole:
+    if len(values) == sql.APPENDED + 1:
         mail = connection.execute(sql.APPEND_STEP, values).get
     else:
         mail = connection.execute(sql.APPEND_SPLIT_STEP, values).get
@@ -90,34 +83,21 @@ def _write_step(connection: apsw.Connection, room: Room, commit: Commit) -> int 
     return None if mail is None else int(mail)
 
 
-def _are_steps(batch: Sequence[Commit]) -> bool:
-    """Whether one statement can write them all."""
-    return len(batch) <= sql.MOST_STEPS and all(map(_is_step, batch)) and _apart(batch)
-
-
-def _apart(batch: Sequence[Commit]) -> bool:
-    """Whether each is of another run, and all of one owner. What one commit of a run writes decides about its next."""
-    owner = batch[0].owner
-    return len({commit.run for commit in batch if commit.owner == owner}) == len(batch)
-
-
-def _write_steps(
-    connection: apsw.Connection, room: Room, batch: Sequence[Commit], entering: Callable[[], object]
-) -> list[Refusal | None]:
+def _write_steps(connection: apsw.Connection, batch: Batch, entering: Callable[[], object]) -> list[Refusal | None]:
     """Write the steps of many runs with one statement, which is their transaction."""
-    values = _entry_values(batch, room)
+    commits, values = batch.commits, batch.entries
     expected = len(values) // sql.APPENDED
     rows = _round_up(values, sql.APPENDED)
-    values.append(batch[0].owner)
+    values.append(batch.owner)
     before = connection.execute(sql.LAST_PLACE).get or 0
     fault("commit.before")
     entering()
     # Of one row alone nothing is written when its place is taken.
-    connection.execute((sql.append_steps if expected > len(batch) else sql.append)(rows), values)
+    connection.execute((sql.append_steps if expected > len(commits) else sql.append)(rows), values)
     fault("commit.after")
     if connection.changes() == expected:
-        return [None] * len(batch)
-    return [_refused_since(connection, commit, before) for commit in batch]
+        return [None] * len(commits)
+    return [_refused_since(connection, commit, before) for commit in commits]
 
 
 def _refused_since(connection: apsw.Connection, commit: Commit, before: int) -> Refusal | None:
@@ -126,35 +106,22 @@ def _refused_since(connection: apsw.Connection, commit: Commit, before: int) -> 
     return None if connection.execute(sql.WRITTEN_SINCE, step).get else _refusal(connection, commit)
 
 
-def _write_all(
-    connection: apsw.Connection, room: Room, batch: Sequence[Commit], entering: Callable[[], object]
-) -> bool:
-    """Write the batch as if nothing were refused; False, and nothing written, when something is or may be."""
-    if not (all(map(_is_plain, batch)) and _apart(batch)):
-        return False
-    new = [*chain.from_iterable(sql.head_values(commit.create) for commit in batch if commit.create is not None)]
-    values, updates = _entry_values(batch, room), _updates(batch)
-    expected = len(new) // sql.STORES + len(values) // sql.APPENDED
+def _write_all(connection: apsw.Connection, batch: Batch, entering: Callable[[], object]) -> bool:
+    """Write the batch as if nothing were refused; False, and nothing written, when something is."""
+    owner = batch.owner
+    expected = len(batch.created) // sql.STORES + len(batch.entries) // sql.APPENDED
     before = connection.total_changes()
     entering()
-    _execute(connection, sql.create_runs, sql.STORES, new)
-    _execute(connection, sql.append, sql.APPENDED, values, batch[0].owner)
-    for names, some in updates.items():
+    _execute(connection, sql.create_runs, sql.STORES, batch.created)
+    _execute(connection, sql.append, sql.APPENDED, batch.entries, owner)
+    for names, values in batch.updates.items():
         width = sql.updates(names)
-        expected += len(some) // width
-        _execute(connection, partial(sql.update_runs, names), width, some, batch[0].owner)
+        expected += len(values) // width
+        _execute(connection, partial(sql.update_runs, names), width, values, owner)
     if connection.total_changes() - before == expected:
         return True
     connection.execute("rollback; begin immediate")
     return False
-
-
-def _is_plain(commit: Commit) -> bool:
-    """Whether the number of rows that it writes tells whether it was accepted."""
-    entries = commit.entries
-    if commit.rebase or commit.take or not entries or (commit.create is not None and entries[0].seq != 1):
-        return False
-    return len(entries) == 1 or all(after.seq == before.seq + 1 for before, after in pairwise(entries))
 
 
 def _execute(
@@ -184,7 +151,7 @@ def _write_one(connection: apsw.Connection, room: Room, commit: Commit) -> Refus
         return refusal
     if commit.create is not None:
         connection.execute(sql.create_runs(1), sql.head_values(commit.create))
-    _execute(connection, sql.append, sql.APPENDED, _entry_values([commit], room), commit.owner)
+    _execute(connection, sql.append, sql.APPENDED, entry_values([commit], room), commit.owner)
     n = connection.execute(sql.FIND_RUN, (commit.run,)).get
     for mail in commit.take:
         connection.execute(sql.TAKE_KEYED, (mail, n))
@@ -192,21 +159,9 @@ def _write_one(connection: apsw.Connection, room: Room, commit: Commit) -> Refus
     if commit.rebase is not None:
         connection.execute(sql.REPLACE_ENTRY, (n, commit.rebase.seq, *_columns(commit.rebase)))
         connection.execute(sql.DROP_BEFORE, (n, commit.rebase.seq))
-    for names, values in _updates([commit]).items():
+    for names, values in updates_of([commit]).items():
         connection.execute(sql.update_runs(names, 1), [*values, commit.owner])
     return None
-
-
-def _updates(batch: Sequence[Commit]) -> dict[tuple[str, ...], list[Any]]:
-    """What is changed of heads: what `update_runs` binds for each set of fields."""
-    updates: dict[tuple[str, ...], list[Any]] = {}
-    for commit in batch:
-        changes = commit.change.fields() if commit.change is not None else None
-        if changes:
-            values = updates.setdefault(tuple(changes), [])
-            values += sql.change_values(changes)
-            values += (commit.run, commit.fence)
-    return updates
 
 
 def _refusal(connection: apsw.Connection, commit: Commit) -> Refusal | None:
@@ -228,21 +183,6 @@ def _refusal(connection: apsw.Connection, commit: Commit) -> Refusal | None:
         there = connection.execute(sql.HAS_ENTRY, (commit.run, commit.rebase.seq)).get
         return None if there else Refusal.GAP
     return None
-
-
-def _entry_values(batch: Sequence[Commit], room: Room) -> list[Any]:
-    """What `append` binds for the entries of these commits; for one whose body is split, two rows."""
-    values: list[Any] = []
-    for commit in batch:
-        run, fence, entries = commit.run, commit.fence, commit.entries
-        after = entries[0].seq - 1 if commit.create is None and entries else None
-        for e in entries:
-            body, at, begun = e.body, room.take(e), 0
-            if at:
-                values += (run, fence, after, None, "", 0, b"", "", 0, body[:at])
-                body, begun = body[at:], 1
-            values += (run, fence, after, e.seq, e.kind, e.at, e.cursor, e.check, begun, body)
-    return values
 
 
 def _columns(entry: Entry) -> tuple[Any, ...]:
