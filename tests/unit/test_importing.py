@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ONLY_WHEN_USED = ["psycopg", "redis", "click", "rich", "jsonschema", "pydantic", "attrs", "multiprocessing", "sqlite3"]
+ONLY_WHEN_USED = [
+    *("psycopg", "redis", "click", "rich", "jsonschema", "pydantic", "attrs", "multiprocessing", "sqlite3", "zoneinfo"),
+]
 FIRST_RUN = """
 import asyncio, sys, holdfast
 

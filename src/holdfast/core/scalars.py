@@ -16,7 +16,6 @@ from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import Any
 from uuid import UUID, SafeUUID
-from zoneinfo import ZoneInfo
 
 from holdfast.core.trail import Problem, type_name
 
@@ -63,11 +62,7 @@ def _take_date(value: date) -> Mark:
 def _take_moment(value: datetime | time) -> Mark:
     zone = value.tzinfo
     mark: Mark = {"$": type(value).__name__, "v": value.replace(tzinfo=None).isoformat()}
-    if type(zone) is ZoneInfo:
-        if zone.key is None:
-            raise Problem("a ZoneInfo without a key cannot be stored. Use ZoneInfo(name)")
-        mark["zone"] = text(zone.key)
-    elif type(zone) is timezone:
+    if type(zone) is timezone:
         offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
         if offset.microseconds:  # Python reads some of these offsets back as UTC.
             mark["offset"] = _parts(offset)
@@ -76,10 +71,20 @@ def _take_moment(value: datetime | time) -> Mark:
         if name:
             mark["name"] = text(name[0])
     elif zone is not None:
-        raise Problem(f"a tzinfo of type {type_name(type(zone))} cannot be stored. Use datetime.timezone or ZoneInfo")
+        mark["zone"] = text(_zone_name(zone))
     if value.fold:
         mark["fold"] = 1
     return mark
+
+
+def _zone_name(zone: tzinfo) -> str:
+    from zoneinfo import ZoneInfo  # here, because it takes its time to load and most programs have no use for it
+
+    if type(zone) is not ZoneInfo:
+        raise Problem(f"a tzinfo of type {type_name(type(zone))} cannot be stored. Use datetime.timezone or ZoneInfo")
+    if zone.key is None:
+        raise Problem("a ZoneInfo without a key cannot be stored. Use ZoneInfo(name)")
+    return zone.key
 
 
 def _take_timedelta(value: timedelta) -> Mark:
@@ -173,6 +178,8 @@ def _zone(mark: Mark, value: datetime | time) -> tzinfo | None:
         key = _text(mark, "zone")
         try:
             if _ZONE.fullmatch(key):
+                from zoneinfo import ZoneInfo
+
                 return ZoneInfo(key)
         except Exception as error:
             raise Problem(
