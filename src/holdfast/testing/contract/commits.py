@@ -173,6 +173,16 @@ class CommitContract(ContractBase):
         assert await self.all_of(store, "bad") == before
         assert await store.read_heads(["missing"]) == [None]
 
+    async def test_one_batch_may_hold_the_commits_of_several_owners(self, store: Store) -> None:
+        each = {"hers": ALICE, "his": BOB}
+        first = [create(run, owner=owner) for run, owner in each.items()]
+        steps = [commit(run, 2, owner=owner) for run, owner in each.items()]
+        ends = [commit(run, 3, owner=owner, change=HeadChange(status="failed")) for run, owner in each.items()]
+        for batch in (first, steps, ends):
+            assert [reply.refused for reply in await store.commit(batch)] == [None, None]
+        assert [await self.seqs(store, run) for run in each] == [[1, 2, 3], [1, 2, 3]]
+        assert [(await self.head(store, run)).status for run in each] == ["failed", "failed"]
+
     async def test_several_commits_of_one_run_in_a_batch_are_applied_in_order(self, store: Store) -> None:
         batch = [create("run"), commit("run", 2, 3), commit("run", 9), commit("run", 4), commit("run", 5)]
         replies = await store.commit(batch)
