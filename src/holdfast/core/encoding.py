@@ -116,9 +116,9 @@ class Encoder:
                 kind = type(item)
                 if not (
                     (kind is str and item.isascii())
-                    or kind in _ALWAYS_LEAVES
                     or (kind is int and -_INT64 <= item < _INT64)
                     or (kind is float and isfinite(item))
+                    or kind in _ALWAYS_LEAVES
                 ):
                     out[key] = find(kind, refuse)(item, ABSENT, depth + 1)
         except Problem as problem:
@@ -154,7 +154,7 @@ class Encoder:
             raise too_deep()
         if type(old) is not list:
             old = ()
-            if _TEXT.issuperset(map(type, value)) and all(map(str.isascii, value)):
+            if _TEXT.issuperset(map(type, value)) and "".join(value).isascii():
                 return list(value)  # the commonest leaves, told as in `_new_dict`
         elif len(value) == len(old) and all(map(is_, value, old)):
             return old
