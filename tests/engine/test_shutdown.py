@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -301,6 +302,30 @@ async def test_a_closed_runtime_says_that_it_is_closed(make_runtime: MakeRuntime
         assert await rt.run(Pipeline("quick", [lambda s: s]), 1, id="r1") == 1
         with pytest.raises(UsageError, match="open already"):
             await rt.__aenter__()
+
+
+async def test_a_runtime_that_is_closing_begins_nothing_and_leaves_nothing_behind(
+    make_runtime: MakeRuntime, recwarn: pytest.WarningsRecorder
+) -> None:
+    inside, gate = asyncio.Event(), asyncio.Event()
+
+    async def wait(state: None) -> None:
+        inside.set()
+        await gate.wait()
+
+    async with make_runtime() as rt:
+        await rt.start(Pipeline("first", [wait]), id="r1")
+        await inside.wait()
+        closing = asyncio.ensure_future(rt.close())
+        for _ in range(3):  # until it has begun to close
+            await asyncio.sleep(0)
+        for begin in (rt.start, rt.run):
+            with pytest.raises(UsageError, match="shutting down"):
+                await begin(Pipeline("second", [wait]), None, id="r2")
+        gate.set()
+        await closing
+        gc.collect()  # what was never awaited says so when it goes
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 async def test_who_follows_a_run_of_another_runtime_is_told_when_this_one_closes(make_runtime: MakeRuntime) -> None:

@@ -110,7 +110,9 @@ class Engine:
 
         Otherwise the run would be owned by a process that lives and does not drive it, and nobody else could.
         """
-        task = self._begin(work) if brings_in else self._begin_anyway(work)
+        if brings_in:
+            self._check_open_for(work)
+        task = self._begin(work)
         task.add_done_callback(self._brought_in)
         return await asyncio.shield(task)
 
@@ -124,23 +126,24 @@ class Engine:
 
         Giving up the wait does not stop it half-way either.
         """
+        self._check_open_for(work)
         admitted: asyncio.Future[LiveRun] = self.loop.create_future()
         self._begin(self._admit_and_drive(work, admitted, to_its_end=False))
         return admitted
 
     def carry_out(self, work: Coroutine[Any, Any, LiveRun]) -> asyncio.Future[Outcome]:
         """The same, for whoever only wants to know what the run comes to."""
+        self._check_open_for(work)
         outcome: asyncio.Future[Outcome] = self.loop.create_future()
         self._begin(self._admit_and_drive(work, outcome, to_its_end=True))
         return outcome
 
-    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _check_open_for(self, work: Coroutine[Any, Any, Any]) -> None:
         if self.closing:
             work.close()
             raise UsageError("this Runtime is shutting down and starts nothing any more")
-        return self._begin_anyway(work)
 
-    def _begin_anyway(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self.loop.create_task(work)
         self._under_way.add(task)
         return task
