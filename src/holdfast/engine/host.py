@@ -83,11 +83,6 @@ class RunHost(msgspec.Struct, eq=False):
         return self.begun_journal
 
     @property
-    def journaled(self) -> bool:
-        """Whether there may be anything in the journal."""
-        return self.begun_journal is not None
-
-    @property
     def notes(self) -> Notes:
         """What writes while a step is under way."""
         if self.begun_notes is None:

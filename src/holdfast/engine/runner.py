@@ -330,8 +330,8 @@ class Runner:
             error = error.error
         self._failures += 1
         await self.host.settle()
-        if self.host.journaled:
-            self.host.journal.new_attempt()
+        if self.host.begun_journal is not None:
+            self.host.begun_journal.new_attempt()
         retry = step.retry or self.retry
         shown = describe(error)
         mark = {"step": name, "attempt": self._failures, "started": started, "error": shown}

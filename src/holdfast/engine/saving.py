@@ -161,7 +161,8 @@ class Saving:
 
     def _carried(self, extra: dict[str, Any] | None) -> dict[str, Any] | None:
         """The same with what is known of steps behind the checkpoint, which whoever goes on from it needs."""
-        carried = self._host.journal.carried() if self._host.journaled else None
+        journal = self._host.begun_journal
+        carried = journal.carried() if journal is not None else None
         return {**(extra or {}), "journal": carried} if carried else extra
 
     # Showing

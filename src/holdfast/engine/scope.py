@@ -122,7 +122,8 @@ class StepScope(msgspec.Struct, eq=False):
 
     def record(self, place: Place) -> Record | None:
         """What the log says of the call at that place, which is asked for by this."""
-        return self.host.journal.find(place.key) if self.host.journaled else None
+        journal = self.host.begun_journal
+        return journal.find(place.key) if journal is not None else None
 
     def found(self, place: Place) -> int:
         """The entry that holds the result of the call or child at that place, which is asked for by this; 0 without."""
@@ -131,9 +132,10 @@ class StepScope(msgspec.Struct, eq=False):
 
     def has_message(self, frame: Frame, topic: str, *, new: bool = True) -> bool:
         """Whether `receive(topic)` gives something in a moment there, now or when the body ran before."""
-        if self.host.journaled and self.host.journal.has_ended(frame.next_key("receive")):
+        journal = self.host.begun_journal
+        if journal is not None and journal.has_ended(frame.next_key("receive")):
             return True
-        if not new or not self.host.has_inbox or (self.host.journaled and self.host.journal.goes_beyond(self.number)):
+        if not new or not self.host.has_inbox or (journal is not None and journal.goes_beyond(self.number)):
             return False
         return topic in self.host.inbox.coming or any(signal.topic == topic for signal in self.host.inbox.signals)
 
@@ -171,8 +173,8 @@ class StepScope(msgspec.Struct, eq=False):
 
         Called by threads: what it does to the scope is one operation that no other thread can come between.
         """
-        host, above = self.host, place.frame
-        if self.closed or above.over or host.holds_calls or (host.journaled and host.journal.replays):
+        journal, above = self.host.begun_journal, place.frame
+        if self.closed or above.over or self.host.holds_calls or (journal is not None and journal.replays):
             return None
         frame = above.inside(f"{place.key}/", place.key)
         frame.threaded, frame.executor = True, above.executor

@@ -120,11 +120,6 @@ class Host(Protocol):
         ...
 
     @property
-    def journaled(self) -> bool:
-        """Whether there may be anything in the journal."""
-        ...
-
-    @property
     def has_inbox(self) -> bool:
         """Whether anything was sent to the run."""
         ...

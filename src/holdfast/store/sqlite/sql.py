@@ -32,7 +32,7 @@ def _values(columns: int, rows: int) -> str:
     return f"values {','.join([row] * rows)}"
 
 
-STORES = len(STORED)
+CREATE_WIDTH = len(STORED)
 """How many values `create_runs` takes for a row."""
 
 
@@ -41,12 +41,12 @@ def create_runs(rows: int) -> str:
     """The statement that makes these runs, but those whose ids are taken."""
     return f"""
     insert or ignore into runs ({", ".join(STORED)})
-    select * from ({_values(STORES, rows)}) where column1 is not null
+    select * from ({_values(CREATE_WIDTH, rows)}) where column1 is not null
 """
 
 
-APPENDED = 10
-"""How many values `append` takes for a row; its last one, the owner, is bound once."""
+APPEND_WIDTH = 10
+"""How many values `append` takes for a row; the owner is bound once, behind all rows."""
 
 
 @cache
@@ -64,7 +64,7 @@ def append(rows: int) -> str:
     select (n << 32) | seq, kind, g.fence, at, cast(cursor as text), "check", begun, cast(body as text) from (
       select column1 as run, column2 as fence, column3 as after, column4 as seq, column5 as kind, column6 as at,
         column7 as cursor, column8 as "check", column9 as begun, column10 as body
-      from ({_values(APPENDED, rows)})
+      from ({_values(APPEND_WIDTH, rows)})
     ) g cross join runs r
     where r.id = g.run and r.owner = ? and r.fence = g.fence
       and (after is null or exists (select 1 from entries e where e.id = (n << 32) | after))
@@ -182,8 +182,8 @@ def change_values(changes: dict[str, Any]) -> list[Any]:
     return [value.decode() if type(value) is bytes else value for value in changes.values()]
 
 
-def updates(names: tuple[str, ...]) -> int:
-    """How many values `update_runs` takes for a row; its last one, the owner, is bound once."""
+def update_width(names: tuple[str, ...]) -> int:
+    """How many values `update_runs` takes for a row; the owner is bound once, behind all rows."""
     return len(names) + 2
 
 
@@ -193,7 +193,7 @@ def update_runs(names: tuple[str, ...], rows: int) -> str:
     at = len(names)
     return f"""
     update runs set {", ".join(f"{name} = g.column{place}" for place, name in enumerate(names, start=1))}
-    from ({_values(updates(names), rows)}) g
+    from ({_values(update_width(names), rows)}) g
     where runs.id = g.column{at + 1} and runs.fence = g.column{at + 2} and runs.owner = ?
 """
 

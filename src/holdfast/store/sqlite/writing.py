@@ -74,7 +74,7 @@ def _write_step(connection: apsw.Connection, batch: Batch) -> int | None:
     values = [*batch.entries, batch.owner]
     fault("commit.before")
     mail: Any
-    if len(values) == sql.APPENDED + 1:
+    if len(values) == sql.APPEND_WIDTH + 1:
         mail = connection.execute(sql.APPEND_STEP, values).get
     else:
         mail = connection.execute(sql.APPEND_SPLIT_STEP, values).get
@@ -86,8 +86,8 @@ def _write_step(connection: apsw.Connection, batch: Batch) -> int | None:
 def _write_steps(connection: apsw.Connection, batch: Batch, entering: Callable[[], object]) -> list[Refusal | None]:
     """Write the steps of many runs with one statement, which is their transaction."""
     commits, values = batch.commits, batch.entries
-    expected = len(values) // sql.APPENDED
-    rows = _round_up(values, sql.APPENDED)
+    expected = len(values) // sql.APPEND_WIDTH
+    rows = _round_up(values, sql.APPEND_WIDTH)
     values.append(batch.owner)
     before = connection.execute(sql.LAST_PLACE).get or 0
     fault("commit.before")
@@ -109,13 +109,13 @@ def _refused_since(connection: apsw.Connection, commit: Commit, before: int) -> 
 def _write_all(connection: apsw.Connection, batch: Batch, entering: Callable[[], object]) -> bool:
     """Write the batch as if nothing were refused; False, and nothing written, when something is."""
     owner = batch.owner
-    expected = len(batch.created) // sql.STORES + len(batch.entries) // sql.APPENDED
+    expected = len(batch.created) // sql.CREATE_WIDTH + len(batch.entries) // sql.APPEND_WIDTH
     before = connection.total_changes()
     entering()
-    _execute(connection, sql.create_runs, sql.STORES, batch.created)
-    _execute(connection, sql.append, sql.APPENDED, batch.entries, owner)
+    _execute(connection, sql.create_runs, sql.CREATE_WIDTH, batch.created)
+    _execute(connection, sql.append, sql.APPEND_WIDTH, batch.entries, owner)
     for names, values in batch.updates.items():
-        width = sql.updates(names)
+        width = sql.update_width(names)
         expected += len(values) // width
         _execute(connection, partial(sql.update_runs, names), width, values, owner)
     if connection.total_changes() - before == expected:
@@ -151,7 +151,7 @@ def _write_one(connection: apsw.Connection, room: Room, commit: Commit) -> Refus
         return refusal
     if commit.create is not None:
         connection.execute(sql.create_runs(1), sql.head_values(commit.create))
-    _execute(connection, sql.append, sql.APPENDED, entry_values([commit], room), commit.owner)
+    _execute(connection, sql.append, sql.APPEND_WIDTH, entry_values([commit], room), commit.owner)
     n = connection.execute(sql.FIND_RUN, (commit.run,)).get
     for mail in commit.take:
         connection.execute(sql.TAKE_KEYED, (mail, n))
