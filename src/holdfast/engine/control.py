@@ -37,6 +37,9 @@ class _Nobody:
 
 _NOBODY = _Nobody()
 
+_KEPT = {RunStatus.PAUSED: ("cancel",), RunStatus.WAITING: ("cancel", "pause", "checkpoint")}
+"""By how a run leaves that is not to be gone on with at once: the wishes that this does not fulfil."""
+
 
 class Control(msgspec.Struct, eq=False):
     """Wishes, as they come in by mail or from the runtime. The runner honours them at its safe points."""
@@ -114,10 +117,14 @@ class Control(msgspec.Struct, eq=False):
         self._told = _NOBODY
 
     def settled_by(self, status: RunStatus) -> tuple[int, ...]:
-        """The mail that is done with when the run leaves so; whoever goes on with it must see the rest."""
-        if not self._seen or not (status in ENDED or status == RunStatus.PAUSED):
+        """The mail that is done with when the run leaves so; whoever goes on with it must see the rest.
+
+        What nobody here understands is done with too: left in its inbox, it would wake a run that waits for ever.
+        """
+        if not self._seen or not (status in ENDED or status in _KEPT):
             return ()
-        return tuple(sorted(id for id, kind in self._seen.items() if kind != "cancel" or status in ENDED))
+        kept = _KEPT.get(status, ())
+        return tuple(sorted(id for id, kind in self._seen.items() if kind not in kept))
 
     @property
     def reason(self) -> str | None:
