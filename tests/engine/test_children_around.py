@@ -312,3 +312,28 @@ async def test_a_store_that_does_not_answer_when_a_child_is_spawned_or_cancelled
         assert away == []
         assert await rt.run(parent, 21, id="p") == 42
     assert len(attempts) == 2
+
+
+# A store that cannot be written
+
+
+async def test_a_parent_outlives_that_its_child_could_not_be_written_and_it_is_told(
+    make_runtime: MakeRuntime, make_store: MakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    @flow
+    async def parent() -> int:
+        result: int = await spawn(double, 21, id="child")
+        return result
+
+    store = WatchedStore(make_store())
+    full = True
+    store.refuse = lambda commit: full and commit.run == "child" and commit.create is None
+    async with make_runtime(store) as rt:
+        running = asyncio.ensure_future(rt.run(parent, id="parent"))
+        await has(rt, "parent", "waiting")
+        full = False
+        assert await running == 42
+    told = [record.message for record in caplog.records if "a child run was stopped by the store" in record.message]
+    assert len(told) == 2, told
+    assert "no space left on device" in told[0]
+    assert "it is over" in told[1]

@@ -35,6 +35,7 @@ from holdfast.engine.retention import Retention
 from holdfast.engine.runner import Outcome, Runner
 from holdfast.engine.surroundings import Children
 from holdfast.engine.threads import Lanes
+from holdfast.engine.trouble import Trouble
 from holdfast.engine.turns import Turns
 from holdfast.engine.writer import RunWriter, create_run
 from holdfast.errors import (
@@ -102,6 +103,9 @@ class Engine:
         self.left_unread: dict[str, dict[int, int]] = {}
         self._created = 0
         self._under_way: set[asyncio.Task[Any]] = set()
+        self._stopped_by_store = Trouble(
+            "a child run was stopped by the store, and is tried again for as long as its parent is followed"
+        )
 
     # In
 
@@ -378,12 +382,21 @@ class Engine:
             self._show("ownership_lost", live.id, error=str(error))
         elif not writer.given_up:
             self.custody.add(writer)
+        if live.parent is not None:
+            self._tell_of_trouble(error)
         if isinstance(error, RunWaitingError):
             self.let_go(live.id, outcome.due)
         elif writer.status in ENDED:
             self.left_unread.pop(live.id, None)
             self._tell_parent(live)
         live.done.set(outcome)
+
+    def _tell_of_trouble(self, error: HoldfastError | None) -> None:
+        """A child that the store has stopped is told to the log: who follows its parent goes on waiting."""
+        if isinstance(error, StoreError):
+            self._stopped_by_store.met(error)
+        else:
+            self._stopped_by_store.over()
 
     def _tell_parent(self, live: LiveRun) -> None:
         if live.parent is not None:
