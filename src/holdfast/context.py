@@ -195,6 +195,8 @@ class Frame(msgspec.Struct, eq=False):
     """Whether the effect of its call must not be repeated unasked."""
     running: bool = False
     """Whether its call is under way."""
+    tried: int = 0
+    """How many attempts of its call have failed before this one."""
     deadline: float | None = None
     """When the attempt that this belongs to times out."""
     executor: Any = None
@@ -210,6 +212,8 @@ class Frame(msgspec.Struct, eq=False):
         """The frame of code in this one: of a task that has no path yet, or of the function of a call."""
         frame = Frame(self.scope, path, self, self.call if call is None else call)
         frame.threaded, frame.deadline = self.threaded, self.deadline
+        if path is None:
+            frame.tried = self.tried
         return frame
 
     def take(self, name: str, args: str | None, key: str | None) -> Place:

@@ -428,6 +428,32 @@ async def test_an_ask_that_timed_out_is_asked_again_at_the_next_attempt(
         assert await handle.result() == ["at last"]
 
 
+@pytest.mark.parametrize("in_task", [False, True])
+async def test_the_attempts_of_a_call_that_is_let_go_while_it_asks_are_counted_on(
+    make_runtime: MakeRuntime, clock: ManualClock, in_task: bool
+) -> None:
+    async def insist() -> Any:
+        return await (asyncio.ensure_future(ask("Well?", timeout=60)) if in_task else ask("Well?", timeout=60))
+
+    @flow
+    async def body() -> str:
+        for _ in range(2):
+            with pytest.raises(WaitTimeoutError):
+                await call.options(retry=RetryPolicy(attempts=2, first_delay=0))(insist)
+        return "nobody"
+
+    async with make_runtime() as rt:
+        handle = await rt.start(body, id="r1")
+        for times in (1, 2, 3, 4):
+            await until_event(rt, "r1", "waiting", times)
+            clock.advance(61)
+        async with asyncio.timeout(20):
+            assert await handle.result() == "nobody"
+        events = [event async for event in rt.events("r1")]
+    assert [event.type for event in events].count("waiting") == 4
+    assert not any("tried" in event.data for event in events)
+
+
 async def test_two_asks_of_which_one_times_out_while_the_other_waits_on(
     make_runtime: MakeRuntime, clock: ManualClock
 ) -> None:

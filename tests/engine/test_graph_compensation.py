@@ -13,6 +13,7 @@ from engine.lives import Lives, Once
 from holdfast import End, Event, Goto, Graph, Pipeline, RetryPolicy, current_run, step
 from holdfast.errors import CallFailedError, RunCancelledError, RunFailedError, StepTimeoutError, StoreUnavailableError
 from holdfast.testing import ManualClock
+from waiting import until_event
 from watched import WatchedStore, kill
 
 State = dict[str, Any]
@@ -148,6 +149,27 @@ async def test_a_flow_as_a_node_can_be_compensated(make_runtime: MakeRuntime) ->
         assert await rt.run(graph, {}, id="r1") == {"undone": "RunFailedError"}
         assert [run.status async for run in rt.list(parent="r1")] == ["failed"]
     assert booking.ran == ["book", "book"]
+
+
+async def test_a_flow_that_takes_its_time_is_tried_as_often_as_was_said_and_then_compensated(
+    make_runtime: MakeRuntime,
+) -> None:
+    ran, may_fail = list[str](), asyncio.Semaphore(0)
+
+    async def book(state: State) -> None:
+        ran.append("book")
+        await may_fail.acquire()
+        raise ConnectionError("no line")
+
+    graph, retry = Graph("outer"), RetryPolicy(attempts=2, first_delay=0)
+    graph.node(Pipeline("inner", [book]), start=True, retry=retry, compensate=lambda state: {"undone": len(ran)})
+    async with make_runtime() as rt:
+        handle = await rt.start(graph, {}, id="r1")
+        for times in (1, 2):
+            await until_event(rt, "r1", "waiting", times)
+            may_fail.release()
+        may_fail.release()  # for one attempt too many
+        assert await handle.result() == {"undone": 2}
 
 
 async def test_a_compensation_that_fails_fails_the_run_and_both_are_tried_again_by_a_resume(

@@ -10,8 +10,8 @@ The body is named by its step's number, so that a step whose save was skipped by
 again. A task is named by the name and the arguments of its first call, so that gathered branches find
 their own results in whatever order they start or end.
 
-The bodies of the entries, each with `key`, `name`, `args` (a digest, where they matter) and `of`, the seq of
-the checkpoint that the step began with:
+The bodies of the entries, each with `key`, `name`, `args` (a digest, where they matter), `of`, the seq of the
+checkpoint that the step began with, and `tried`, how many attempts of the call around it had failed, where some had:
 
     intent    {"on_doubt"}                        the call begins; no result behind it means that it is in doubt
     call      {"result"} {"error"} {"abandoned"}  how it ended, as the code that made it saw it
@@ -75,6 +75,8 @@ class Journal:
         self.replays = False
         """Whether calls may be found: the body, or a part of it, has run before."""
         self._failed: set[str] = set()
+        self._tried: set[str] = set()
+        """What was begun in another attempt of the call around it than the first."""
         self._steps: dict[str, str] = {}
         """By their numbers: the keys of steps that are journaled as a whole."""
         self._mixed: set[str] = set()
@@ -120,7 +122,11 @@ class Journal:
                 self._mixed.add(_named(body["key"])[0])
             if body.get("step"):
                 self._steps[body["key"].partition("/")[0]] = body["key"]
-            self._records[body["key"]] = Record(body["key"], kind, seq, body)
+            self._records[body["key"]] = record = Record(body["key"], kind, seq, body)
+            if "tried" in body:
+                self._tried.add(body["key"])
+            if self._tried and record.ended is not None:
+                self._tried = {key for key in self._tried if not key.startswith(f"{record.key}/")}
 
     def find(self, key: str) -> Record | None:
         """What is known of the call or wait; it counts as asked for from now on."""
@@ -191,8 +197,22 @@ class Journal:
             else:
                 del self._records[key]
                 self._failed.add(key)
+        self._tried = {key for key in self._tried if not key.startswith(path)}
         self.begin_again(path)
         self.replays = True
+
+    def tried(self, path: str) -> int:
+        """How many attempts of the call with that path had failed when the one that was cut off, or let go, began."""
+        return max(
+            (self._records[key].body.get("tried", 0) for key in self._tried if self._goes_on(key, path)), default=0
+        )
+
+    def _goes_on(self, key: str, path: str) -> bool:
+        """Whether it was last seen under way, or failed, in the function of the call itself or in a task of it."""
+        record = self._records.get(key)
+        if record is None or record.ended == "result" or not key.startswith(path):
+            return False
+        return all("(" in task for task in key[len(path) :].split("/")[:-1])
 
     def failed_before(self, key: str) -> bool:
         """Whether an attempt that has failed saw this fail."""
@@ -214,6 +234,7 @@ class Journal:
         for key in self._of_step(step):
             del self._records[key]
         self._steps.pop(str(step), None)
+        self._tried &= self._records.keys()
         for path in [path for path in self._chunks if path.startswith(f"{step}/")]:
             del self._chunks[path]
         self.begin_again()

@@ -68,6 +68,7 @@ class Calling:
         self._scope, self._host, self._place, self._work = scope, scope.host, place, work
         self._args, self._kwargs, self._lane = args, kwargs, lane
         self._frame = place.frame
+        self._failures = 0
         self._whole_step = whole_step
         self._retry, self._timeout = work.retry or _ONCE, work.timeout
         if not retries:  # the runner tries it again, and watches over its time
@@ -167,6 +168,7 @@ class Calling:
 
     async def _make(self) -> Any:
         scope, place, started = self._scope, self._place, self._host.clock.now()
+        self._failures = self._host.journal.tried(self._path_inside)
         frame = self._frame = self._begin()
         begun = not frame.firm
         try:
@@ -197,7 +199,7 @@ class Calling:
             self._scope.here.remove(self.made[0])
             return self.made[0]
         frame = place.frame.inside(self._path_inside, self._named)
-        frame.firm = self._work.on_doubt != "retry"
+        frame.firm, frame.tried = self._work.on_doubt != "retry", self._failures
         self._scope.began(frame)
         return frame
 
@@ -220,7 +222,7 @@ class Calling:
 
     async def _tried(self) -> tuple[Any, dict[str, Any]]:
         """The value, or what was raised, and what to write of it."""
-        failures, host = 0, self._host
+        host = self._host
         while True:
             try:
                 value = await self._once(self._frame)
@@ -238,13 +240,13 @@ class Calling:
             except HoldfastError as raised:  # its timeout, or a result that cannot be stored
                 error = raised
             self._frame.close()
-            failures += 1
+            self._failures += 1
             doubt = self._frame.firm and isinstance(error, StepTimeoutError)
-            if doubt or not self._retry.retries(error, failures):
+            if doubt or not self._retry.retries(error, self._failures):
                 outcome: dict[str, Any] = {"error": failure_tree(error, host.codec, host.failures)}
                 return StepRaised(error), outcome | ({"doubt": True} if doubt else {})
-            host.show("call_failed", error=describe(error), data={"name": self._place.name, "attempt": failures})
-            await host.clock.sleep(self._retry.delay(failures, random.random))
+            host.show("call_failed", error=describe(error), data={"name": self._place.name, "attempt": self._failures})
+            await host.clock.sleep(self._retry.delay(self._failures, random.random))
             await self._begin_again()
 
     async def _once(self, frame: Frame) -> Any:

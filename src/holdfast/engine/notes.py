@@ -222,6 +222,8 @@ def told_of(place: Place, writer: RunWriter) -> dict[str, Any]:
     told: dict[str, Any] = {"key": place.key, "name": place.name, "of": writer.checkpoint_seq}
     if place.args is not None:
         told["args"] = place.args
+    if place.frame.tried:
+        told["tried"] = place.frame.tried
     return told
 
 
