@@ -40,6 +40,7 @@ async def cut_off(lives: Lives, charged: list[int], *, inside: bool) -> None:
     async def charge(amount: int) -> str:
         charged.append(amount)
         if inside:
+            await begun.wait()
             done.set()
             await asyncio.Event().wait()
         return f"receipt for {amount}"
@@ -47,9 +48,10 @@ async def cut_off(lives: Lives, charged: list[int], *, inside: bool) -> None:
     async def slow() -> None:
         begun.set()
         assert lives.store is not None
-        while not inside and not any(entry.kind == "call" for entry in await lives.store.read_entries("r1")):
-            await asyncio.sleep(0)
-        done.set()
+        if not inside:
+            while not any(entry.kind == "call" for entry in await lives.store.read_entries("r1")):
+                await asyncio.sleep(0)
+            done.set()
         await asyncio.Event().wait()
 
     await lives.cut(Agent("clerk", ScriptedModel([TWO_CALLS]), [charge, slow]), "go", at=done)
