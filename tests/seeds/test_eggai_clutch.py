@@ -23,7 +23,6 @@ from holdfast.errors import (
     UnknownTargetError,
     UsageError,
 )
-from holdfast.model import Mail, Posted
 from holdfast.store.base import Store
 from holdfast.testing import ManualClock
 from warm import WarmPopen
@@ -351,24 +350,9 @@ async def test_ttl_removes_expired_ones_on_prune_and_never_the_last_of_an_unfini
 # Checkpoints
 
 
-class Posting(WatchedStore):
-    """Tells when something was asked of a run."""
-
-    def __init__(self, inner: Store) -> None:
-        super().__init__(inner)
-        self.posted = asyncio.Event()
-
-    async def post_mail(self, run: str, mail: Mail) -> Posted:
-        reply = await super().post_mail(run, mail)
-        self.posted.set()
-        return reply
-
-
-async def test_a_manual_checkpoint_returns_an_id_that_resume_accepts(
-    make_runtime: MakeRuntime, make_store: MakeStore
-) -> None:
+async def test_a_manual_checkpoint_returns_an_id_that_resume_accepts(make_runtime: MakeRuntime) -> None:
     """`clutch.checkpoint()`, then `clutch.resume(checkpoint_id)`: rewind goes on from it, fork beside it."""
-    clutch, inside, gate, store = Clutch(), asyncio.Event(), asyncio.Event(), Posting(make_store())
+    clutch, inside, gate = Clutch(), asyncio.Event(), asyncio.Event()
 
     async def slow(data: list[str]) -> list[str]:
         inside.set()
@@ -377,11 +361,13 @@ async def test_a_manual_checkpoint_returns_an_id_that_resume_accepts(
 
     members = [clutch.agent("a"), slow, clutch.agent("c")]
     team = Team("clutch", members, policy=CheckpointPolicy(on_complete=["nobody"]))
-    async with make_runtime(store) as rt:
+    async with make_runtime() as rt:
         handle = await rt.start(team, [], id="r1")
         await inside.wait()
         asked = asyncio.ensure_future(handle.checkpoint())
-        await store.posted.wait()
+        assert rt._engine is not None
+        while not rt._engine.live["r1"].runner.control._checkpoints:  # until the run knows
+            await asyncio.sleep(0)
         gate.set()
         point = await rt.load(await asked)
         assert point is not None
