@@ -330,7 +330,7 @@ async def test_a_call_that_swallows_its_timeout_can_do_no_more_and_is_tried_agai
 
     @flow
     async def impatient() -> str:
-        return await call.options(timeout=0.01, retry=AT_ONCE)(stubborn)
+        return await call.options(timeout=0.5, retry=AT_ONCE)(stubborn)  # time for the commit of the second attempt
 
     assert await lives.finish(impatient) == "in time"
     assert len(late) == 1
