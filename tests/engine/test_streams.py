@@ -10,6 +10,7 @@ import pytest
 
 from conftest import MakeRuntime, MakeStore
 from holdfast import CheckpointPolicy, Event, Pipeline, RetryPolicy, Runtime, ask, call, current_run, emit, flow, step
+from holdfast.engine import notes
 from holdfast.engine.notes import CHUNKS_ENOUGH, CHUNKS_WAIT
 from holdfast.errors import RunFailedError, UsageError
 from holdfast.testing import ManualClock
@@ -127,8 +128,10 @@ async def test_outside_of_a_run_emit_does_nothing() -> None:
 
 
 async def test_chunks_that_wait_travel_with_the_commit_of_their_step(
-    make_runtime: MakeRuntime, make_store: MakeStore
+    make_runtime: MakeRuntime, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(notes, "CHUNKS_WAIT", 3600.0)  # however long the step takes
+
     def produce(state: list[int]) -> list[int]:
         for i in range(10):
             emit("n", i)
