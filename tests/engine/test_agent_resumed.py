@@ -207,7 +207,6 @@ async def sound(stage: Stage, expected: dict[str, Any]) -> None:
         await rt.delete("r1")
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_cut_off_at_every_commit_it_ends_with_the_same_transcript(stage: Stage, after: bool) -> None:
     expected, commits = await undisturbed(stage)
@@ -223,7 +222,6 @@ async def test_cut_off_at_every_commit_it_ends_with_the_same_transcript(stage: S
     assert deaths >= commits - 2  # how many there are depends a little on when a person answers
 
 
-@pytest.mark.timeout(100)
 async def test_cut_off_inside_every_tool_it_ends_with_the_same_transcript(stage: Stage) -> None:
     expected, _ = await undisturbed(stage)
     for number in range(1, 5):
