@@ -589,7 +589,7 @@ async def test_a_call_whose_step_times_out_while_its_result_is_written_is_not_ma
         made.append(amount)
         return amount
 
-    @step(timeout=0.05, retry=AT_ONCE)
+    @step(timeout=0.5, retry=AT_ONCE)  # time for the intent, which is written before
     async def pay(state: Any) -> Any:
         if made:
             timed_out.set()
