@@ -203,6 +203,32 @@ async def test_run_joins_a_waiting_run_and_gives_its_result_when_it_is_due(make_
         assert [event.type async for event in rt.events("r1")].count("completed") == 1
 
 
+async def test_whoever_follows_a_run_bears_that_it_is_let_go_any_number_of_times(make_runtime: MakeRuntime) -> None:
+    times = 12
+
+    @flow
+    async def collect() -> list[Any]:
+        return [await receive("item") for _ in range(times)]
+
+    async with make_runtime() as rt:
+        await rt.start(collect, id="r1")
+        await until_status(rt, "r1", "waiting")
+        following = asyncio.ensure_future(rt.run(collect, id="r1"))
+        for number in range(times):
+            await until_event(rt, "r1", "waiting", number + 1)
+            assert _depth(following) < 2 * times
+            await rt.send("r1", "item", number)
+        assert await following == list(range(times))
+
+
+def _depth(task: asyncio.Task[Any]) -> int:
+    """How many coroutines wait for one another in the task; Python bears about a thousand."""
+    depth, inner = 0, task.get_coro()
+    while (inner := getattr(inner, "cr_await", None)) is not None:
+        depth += 1
+    return depth
+
+
 async def test_run_until_settled_raises_what_a_new_run_waits_for(make_runtime: MakeRuntime) -> None:
     async with make_runtime() as rt:
         with pytest.raises(RunWaitingError, match=r"launch\?") as caught:

@@ -101,9 +101,7 @@ class Following:
     async def _come_to(self, outcome: Outcome, until: Until) -> Any:
         if isinstance(outcome.error, RunWaitingError):
             return await self.follow(outcome.error.run_id, until=until)
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome.result
+        return _given(outcome)
 
     async def attend(self, run: str) -> Any:
         """The result of a run that is left to the workers, whatever becomes of it meanwhile."""
@@ -132,10 +130,14 @@ class Following:
         `seen` is the run as it was live here: what it came to need not be read again.
         """
         token, tended, tend_at = 0, -1, 0.0
+        live: LiveRun | None = None
         while True:
-            live = self._engine.live.get(run)
+            live = live or self._engine.live.get(run)
             if live is not None:
-                return await self.outcome(live, until=until)
+                outcome, live = await live.done.wait(), None
+                if not isinstance(outcome.error, RunWaitingError):
+                    return _given(outcome)
+                continue  # not by calling `_come_to`: it may be let go any number of times
             if self._engine.closing:
                 raise RunInterruptedError(run)  # whoever has it goes on with it; nothing is taken up here any more
             head = await self._verbs.head(run)
@@ -151,11 +153,9 @@ class Following:
                     try:
                         live = await self._verbs.take(run)
                         await self._tend_children(run)
-                        return await self.outcome(live, until=until)
                     except (RunOwnedError, VerbRefusedError) as error:
                         if error.run_id != run:
-                            raise
-                        continue  # somebody else was quicker
+                            raise  # else somebody else was quicker
                 case _:
                     patience = _LOOK_AGAIN
                     if where is Situation.WAITING:
@@ -232,6 +232,13 @@ class Following:
         if where is Situation.COMPLETED:
             return await self._reader.result(head, raw=raw)
         raise RunOwnedError(run, head.owner) if where is Situation.LIVE else ended_error(head)
+
+
+def _given(outcome: Outcome) -> Any:
+    """The result, or what is raised in its place."""
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.result
 
 
 def _digest(head: Head) -> str:
