@@ -11,8 +11,10 @@ from typing import Any
 import apsw
 import pytest
 
-from holdfast import Pipeline, Runtime, ask, flow
+from holdfast import Pipeline, Runtime, ask, call, flow, receive
 from holdfast.errors import RunInterruptedError, RunWaitingError, StoreDamagedError
+from holdfast.model import Mail
+from holdfast.store.sqlite import SqliteStore
 from waiting import until_status
 
 from . import steps
@@ -179,7 +181,8 @@ async def test_bytes_that_are_no_text_in_one_run_stop_no_other(tmp_path: Path, p
         assert {problem.run for problem in [problem async for problem in rt.doctor()]} <= {"damaged"}
 
 
-async def test_a_run_whose_mail_is_damaged_is_named_and_not_gone_on_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("body", ["cast(x'ff' as text)", "'{}'", "'[]'", '\'{"ask":[1],"value":1}\''])
+async def test_a_run_whose_mail_is_damaged_is_named_and_not_gone_on_with(tmp_path: Path, body: str) -> None:
     @flow
     async def asking(state: Any) -> Any:
         return await ask("go?")
@@ -189,12 +192,42 @@ async def test_a_run_whose_mail_is_damaged_is_named_and_not_gone_on_with(tmp_pat
             await rt.run(asking, {}, id="r1", until="settled")
         await rt.answer("r1", True)
     db = apsw.Connection(f"{tmp_path}/runs.db")
-    db.execute("update inbox set body = cast(x'ff' as text)")
+    db.execute(f"update inbox set body = {body}")
     db.close()
     async with Runtime(f"sqlite:{tmp_path}/runs.db", crash_limit=1) as rt, asyncio.timeout(10):
         for _ in range(3):  # looking at it is no crash
             with pytest.raises(StoreDamagedError, match="its mail cannot be read"):
                 await rt.run(asking, {}, id="r1")
+
+
+@pytest.mark.parametrize("body", [b"{", b"{}", b"[]", b'{"topic":["x"],"data":1}'])
+async def test_damaged_mail_stops_the_run_that_it_comes_for_and_the_others_get_theirs(
+    tmp_path: Path, body: bytes
+) -> None:
+    inside = asyncio.Semaphore(0)
+
+    async def work() -> None:
+        inside.release()
+        await asyncio.Event().wait()
+
+    @flow
+    async def working(state: Any) -> Any:
+        async with asyncio.TaskGroup() as together:
+            task = together.create_task(call(work))
+            told = await receive("x")
+            task.cancel()
+        return told
+
+    store = SqliteStore(tmp_path / "runs.db")
+    async with Runtime(store) as rt, asyncio.timeout(10):
+        handles = [await rt.start(working, id=run) for run in ("damaged", "sound")]
+        for _ in handles:
+            await inside.acquire()
+        await store.post_mail("damaged", Mail("send", body))
+        with pytest.raises(StoreDamagedError, match="its mail cannot be read"):
+            await handles[0].result()
+        await store.post_mail("sound", Mail("send", b'{"topic":"x","data":1}'))
+        assert await handles[1].result() == 1
 
 
 @pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])

@@ -23,6 +23,7 @@ from holdfast.engine.committer import Committer
 from holdfast.engine.custody import Custody
 from holdfast.engine.hands import Hands
 from holdfast.engine.hurry import unless_hurried
+from holdfast.engine.inbox import check_mail
 from holdfast.engine.info import Info
 from holdfast.engine.introducing import Introducing
 from holdfast.engine.live import LiveRun
@@ -471,7 +472,6 @@ def _check_readable(claim: Claim) -> None:
     """What of a claimed run cannot be read is found before anything runs, not by the code inside."""
     try:
         msgspec.json.decode(claim.head.metadata)
-        for mail in claim.mail:
-            msgspec.json.decode(mail.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreDamagedError(claim.head.id, None, f"its metadata or its mail cannot be read: {error}") from error
+        raise StoreDamagedError(claim.head.id, None, f"its metadata cannot be read: {error}") from error
+    check_mail(claim.head.id, claim.mail)

@@ -95,7 +95,7 @@ class RunHost(msgspec.Struct, eq=False):
     def inbox(self) -> Inbox:
         """What others sent."""
         if self._inbox is None:
-            self._inbox = Inbox(self.notes, self.writer.pending, self.clock)
+            self._inbox = Inbox(self.writer.run, self.notes, self.writer.pending, self.clock)
         return self._inbox
 
     @property

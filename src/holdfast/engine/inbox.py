@@ -9,21 +9,47 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from holdfast.clock import Clock
 from holdfast.core.codec import loads
 from holdfast.core.history import Signal
 from holdfast.engine.notes import Notes
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StoreDamagedError
 from holdfast.model import Kind, Mail
 
-WANTED = frozenset({"send", "answer", "timeout", "child"})
+
+class _Message(msgspec.Struct):
+    topic: str
+    data: msgspec.Raw
+
+
+class _OfQuestion(msgspec.Struct):
+    ask: str
+
+
+class _OfChild(msgspec.Struct):
+    run: str
+
+
+WANTED = {"send": _Message, "answer": _OfQuestion, "timeout": _OfQuestion, "child": _OfChild}
+"""By kind, what is for the code of a run: what its body has to hold."""
+
+
+def check_mail(run: str, mail: Iterable[Mail]) -> None:
+    """Raises StoreDamagedError for mail that cannot be read."""
+    try:
+        for item in mail:
+            msgspec.json.decode(item.body, type=WANTED.get(item.kind, Any))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreDamagedError(run, None, f"its mail cannot be read: {error}") from error
 
 
 class Inbox:
     """Belongs to one live run."""
 
-    def __init__(self, notes: Notes, pending: Iterable[Signal], clock: Clock) -> None:
-        self._notes, self._clock = notes, clock
+    def __init__(self, run: str, notes: Notes, pending: Iterable[Signal], clock: Clock) -> None:
+        self._run, self._notes, self._clock = run, notes, clock
         self.signals = list(pending)
         """The messages that nobody has received yet, in order."""
         self.coming: list[str] = []
@@ -36,8 +62,9 @@ class Inbox:
         self.changed: Callable[[], None] = lambda: None
 
     def deliver(self, mail: Iterable[Mail]) -> None:
-        """Take in mail; what has been seen before changes nothing."""
+        """Take in mail; what has been seen before changes nothing. Raises StoreDamagedError, and then takes in none."""
         new = [item for item in mail if item.kind in WANTED and item.id not in self._seen]
+        check_mail(self._run, new)
         for item in sorted(new, key=lambda one: one.id):
             body: Any = loads(item.body)
             self._seen[item.id] = None

@@ -41,6 +41,7 @@ from holdfast.errors import (
     RunPausedError,
     RunWaitingError,
     StepMissingError,
+    StoreDamagedError,
     StoreError,
 )
 from holdfast.flows.base import KEEP, NO_RESULT, FinalFailure, Flow, Position, Step
@@ -405,8 +406,11 @@ class Runner:
         return Outcome(error=RunInterruptedError(self.writer.run))
 
     def deliver(self, mail: list[Mail]) -> None:
-        """There is mail for the code of the run."""
-        self.host.deliver(mail)
+        """There is mail for the code of the run. What cannot be read stops it; whoever brought that goes on."""
+        try:
+            self.host.deliver(mail)
+        except StoreDamagedError as error:
+            self.broken(error)
 
     def notified(self) -> None:
         """Something is wanted: end an async step when the run is to stop in it."""
