@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import msgspec
 
@@ -17,6 +16,7 @@ log = logging.getLogger("holdfast")
 
 _PAGE = 500
 _EVERYTHING = 1_000_000_000
+_SOON, _LONG = 1.0, 60.0  # seconds for which a run is left alone that could not be gone on with
 
 
 class Recovery:
@@ -27,14 +27,26 @@ class Recovery:
         self._warned: set[str] = set()
         self._refused: dict[str, tuple[int, Exception]] = {}
         """By run: why it could not be gone on with when that was last tried, and with which fence."""
-        self.not_taken: Callable[[str, bool], object] = lambda run, again: None
-        """Is told of each claimed run that could not be gone on with, and whether it may be soon."""
+        self._unfit: dict[str, float] = {}
+        """By run, on the loop's clock: those that could not be gone on with are left alone until then."""
+
+    @property
+    def left_alone(self) -> tuple[str, ...]:
+        """The runs that are not tried for now: a claim of each would come to nothing again."""
+        now = self._engine.loop.time()
+        self._unfit = {run: until for run, until in self._unfit.items() if until > now}
+        return tuple(self._unfit)
+
+    def _leave_alone(self, run: str, seconds: float) -> None:
+        self._unfit[run] = self._engine.loop.time() + seconds
 
     def refusal(self, head: Head) -> Exception | None:
         """Why a run that waits cannot be gone on with here, as far as that is known. Told once: it is tried again."""
         if not self._engine.registry.has(head.flow):
             return None  # others may
         fence, error = self._refused.pop(head.id, (0, None))
+        if error is not None:
+            self._unfit.pop(head.id, None)
         return self._missing(head) or (error if fence == head.fence else None)  # unless somebody has had it since
 
     async def interrupted(self) -> list[Head]:
@@ -82,25 +94,26 @@ class Recovery:
     async def wake(self, heads: list[Head]) -> list[LiveRun]:
         """Take up those of these runs that still wait and that this program can go on with."""
         ready = [head for head in heads if self._engine.registry.has(head.flow) and self._has_step(head)]
-        ready = [head for head in ready if head.id not in self._engine.live]
+        but = {*self._engine.live, *self.left_alone}
+        ready = [head for head in ready if head.id not in but]
         return await self._engine.to_its_end(self._take_up(ready, WAITS)) if ready else []
 
     async def take(self, claim: Claim) -> LiveRun | None:
         """Go on with a claimed run; None when that cannot be and it was given back, warned of if it is to blame."""
         self._refused.pop(claim.head.id, None)
         if not self._has_step(claim.head):
-            self.not_taken(claim.head.id, False)
+            self._leave_alone(claim.head.id, _LONG)
             await self._engine.custody.give_back(claim)
             return None
         try:
             return await self._engine.take(claim, self._engine.writer(claim))
         except StoreUnavailableError:  # nothing is wrong with the run
-            self.not_taken(claim.head.id, True)
+            self._leave_alone(claim.head.id, _SOON)
             await self._engine.custody.give_back(claim)
             return None
         except Exception as error:  # whatever a tampered head makes fail
             # A damaged run is reported and left alone; the others go on.
-            self.not_taken(claim.head.id, False)
+            self._leave_alone(claim.head.id, _LONG)
             self._refused[claim.head.id] = claim.head.fence, error
             self._warn(claim.head.id, f"run {claim.head.id} was not resumed: {error}")
             await self._engine.custody.give_back(claim)

@@ -22,7 +22,6 @@ from holdfast.model import Head, Health, Query
 _PAGE = 200
 _EVERYTHING = 1_000_000_000
 _CHILDREN_EVERY = 10.0
-_LEFT_ALONE = 60.0
 _SOON = 0.002
 _STUCK_AFTER = 10.0
 
@@ -43,14 +42,12 @@ class Worker:
         """`children_ended` tells whether a child that the run waits for has ended; `queues` None are all."""
         self._engine, self._recovery, self._pruning, self._children_ended = engine, recovery, pruning, children_ended
         self._queues, self._poll = queues, poll
-        self._unfit: dict[str, float] = {}
-        """By run, on the loop's clock: those that could not be gone on with are left alone until then."""
         self._tidy_at = self._children_at = 0.0
         self._trouble = Trouble("could not look for runs to take up")
         self._freed: asyncio.Future[None] | None = None
         self.looked_at: float | None = None
         """When the worker last looked and the store answered, on the monotonic clock."""
-        engine.turns.freed, recovery.not_taken = self._look_soon, self._leave_alone
+        engine.turns.freed = self._look_soon
 
     async def work(self) -> None:
         """Take up what is found, until cancelled."""
@@ -124,7 +121,7 @@ class Worker:
     async def _claim(self, query: Query) -> int:
         taken = 0
         while (room := min(self._engine.turns.free, _PAGE)) > 0 and not self._engine.closing:
-            query = replace(query, limit=room, but=(*self._left_alone(), *self._engine.live))
+            query = replace(query, limit=room, but=(*self._recovery.left_alone, *self._engine.live))
             found = await self._engine.to_its_end(self._take_up(query))
             taken += found
             if found < room:
@@ -136,14 +133,6 @@ class Worker:
         for claim in claims:
             await self._recovery.take(claim)
         return len(claims)
-
-    def _leave_alone(self, run: str, again: bool) -> None:
-        self._unfit[run] = asyncio.get_running_loop().time() + (self._poll if again else _LEFT_ALONE)
-
-    def _left_alone(self) -> tuple[str, ...]:
-        now = asyncio.get_running_loop().time()
-        self._unfit = {run: until for run, until in self._unfit.items() if until > now}
-        return tuple(self._unfit)
 
     async def _tidy(self, now: float) -> None:
         """What need not be done at every look."""
