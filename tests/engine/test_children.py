@@ -699,3 +699,38 @@ async def test_a_parent_that_is_cancelled_while_its_runtime_closes_takes_its_wai
             await running
     async with make_runtime() as rt:
         assert {run.status async for run in rt.list()} == {RunStatus.CANCELLED}
+
+
+async def test_a_child_that_the_code_does_not_ask_for_any_more_does_not_wake_its_parent_all_the_time(
+    make_runtime: MakeRuntime, make_store: MakeStore
+) -> None:
+    asked_for = ["a", "b"]
+
+    @flow
+    async def kid(state: Any) -> Any:
+        return await ask("Go on?")
+
+    @flow
+    async def parent(state: Any) -> Any:
+        return await asyncio.gather(*(spawn(kid, id=run) for run in asked_for))
+
+    async with make_runtime() as rt:
+        await rt.start(parent, id="p")
+        for run in ("a", "b", "p"):
+            await at(rt, run, "waiting")
+    asked_for.remove("a")  # the program was changed
+    store = WatchedStore(make_store())
+    async with make_runtime(store, recover=True) as rt:
+        rt.register(parent, kid)
+        await rt.answer("a", 1)
+        await at(rt, "a", "completed")
+        async with asyncio.timeout(10):
+            with pytest.raises(RunWaitingError, match="child run b"):
+                await rt.run(parent, id="p", until="settled")
+        before = store.commits
+        for _ in range(3):
+            rt._waker._sweep_at = rt._waker._children_at = 0.0
+            await rt._waker._look()
+        assert store.commits == before
+        await rt.answer("b", 2)
+        assert await rt.run(parent, id="p") == [2]

@@ -29,7 +29,7 @@ from holdfast.errors import (
     VerbRefusedError,
 )
 from holdfast.inside import check_topic
-from holdfast.model import RESULT_KINDS, Ask, Head, Mail, Posted, Query, RunStatus
+from holdfast.model import RESULT_KINDS, Ask, Entry, Head, Kind, Mail, Posted, Query, RunStatus
 
 _ASKING = tuple((status, None) for status in RunStatus if status not in ENDED)
 _PAGE = 500
@@ -101,8 +101,11 @@ class Mailing:
             query = replace(query, after=(heads[-1].created_at, heads[-1].id))
 
     async def children_ended(self, head: Head) -> bool:
-        """Whether a child that the run waits for has ended."""
-        children = [r.body["run"] for r in (await self._journal(head)).open_waits() if r.body["wait"] == "child"]
+        """Whether a child that the run waits for has ended. One that its code did not come to would not be missed."""
+        entries = await self._entries(head)
+        left = read_body(head.id, entries[-1]) if entries and entries[-1].kind == Kind.WAITING else {}
+        waits = [r for r in _journal(head, entries).open_waits() if r.key not in left.get("unasked", ())]
+        children = [record.body["run"] for record in waits if record.body["wait"] == "child"]
         found = await self._engine.store.read_heads(children) if children else []
         return any(child is None or child.status in ENDED for child in found)
 
@@ -141,7 +144,8 @@ class Mailing:
     async def _open_asks(self, head: Head) -> list[Record]:
         if head.status in ENDED:
             return []
-        return [record for record in (await self._journal(head)).open_waits() if record.body["wait"] == "ask"]
+        journal = _journal(head, await self._entries(head))
+        return [record for record in journal.open_waits() if record.body["wait"] == "ask"]
 
     async def _was_settled(self, run: str, ask: str) -> bool:
         """Whether the question was once asked and is not open any more, as far as the log is kept."""
@@ -150,13 +154,14 @@ class Mailing:
                 return True
         return False
 
-    async def _journal(self, head: Head) -> Journal:
+    async def _entries(self, head: Head) -> list[Entry]:
+        """The newest segment of its log; nothing when that has expired."""
         entries = await self._engine.store.read_entries(head.id, after=head.base - 1)
         try:
             newest(head, entries)  # damage is found before anything is believed
         except ResultExpiredError:
-            return Journal()
-        return Journal.of(head.id, entries) or Journal()
+            return []
+        return entries
 
     def _codec(self, head: Head) -> Codec:
         return self._engine.registry.codec(head.flow)
@@ -178,3 +183,7 @@ class Mailing:
         except StoreError:
             pass  # it is in the inbox, and that is what was asked for: the run sees it when the store is back
         return posted
+
+
+def _journal(head: Head, entries: list[Entry]) -> Journal:
+    return Journal.of(head.id, entries) or Journal()

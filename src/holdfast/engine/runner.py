@@ -278,11 +278,11 @@ class Runner:
         await self.host.settle()
         if waits.left_with is None or self.control.cancel is not None or self.control.pause is not None:
             return await self.interrupt()
-        what, due, asks = waits.left_with
+        what, due, asks, unasked = waits.left_with
         if waits.has_come:
             due = self.around.clock.now()
         stale = self._stale(self.host.inbox.unread(asks), waits.open_asks)
-        mark = (Kind.WAITING, {"for": what, "until": due})
+        mark = (Kind.WAITING, {"for": what, "until": due, **({"unasked": unasked} if unasked else {})})
         await self.saving.leave(RunStatus.WAITING, [mark], take=stale, attempt=0, wake_at=due, waiting_for=what)
         return Outcome(error=RunWaitingError(self.writer.run, what), due=due)
 

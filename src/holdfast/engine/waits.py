@@ -57,6 +57,8 @@ class LeftWith(NamedTuple):
     what: str
     due: float | None
     asks: tuple[str, ...]
+    unasked: tuple[str, ...]
+    """The keys of waits for children that are open in the log and that its code has not come to."""
 
 
 class Waits:
@@ -375,7 +377,8 @@ class Waits:
         bodies = self._left = [parked.body for parked in self._parked.values()]
         if bodies and not self._held:
             asks = tuple(body["ask"] for body in bodies if body["wait"] == "ask")
-            self.left_with = LeftWith(describe(*bodies), first, asks)
+            children = {key for key, body in self._open.items() if body["wait"] == "child"}
+            self.left_with = LeftWith(describe(*bodies), first, asks, tuple(sorted(children - self._parked.keys())))
         self._host.let_go()
 
     @property
