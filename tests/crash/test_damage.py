@@ -13,9 +13,11 @@ import pytest
 
 from holdfast import Pipeline, Runtime, ask, call, flow, receive
 from holdfast.errors import RunInterruptedError, RunWaitingError, StoreDamagedError
-from holdfast.model import Mail
+from holdfast.model import Claim, Mail, Query
+from holdfast.store.base import Store
 from holdfast.store.sqlite import SqliteStore
 from waiting import until_status
+from watched import WatchedStore
 
 from . import steps
 
@@ -228,6 +230,42 @@ async def test_damaged_mail_stops_the_run_that_it_comes_for_and_the_others_get_t
             await handles[0].result()
         await store.post_mail("sound", Mail("send", b'{"topic":"x","data":1}'))
         assert await handles[1].result() == 1
+
+
+class Patient(WatchedStore):
+    """Tells when somebody waits for a change and there is none."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.waited, self.claims = asyncio.Event(), 0
+
+    async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
+        self.claims += 1
+        return await super().claim_runs(query, owner)
+
+    async def wait_change(self, seen: int, timeout: float, *, ready: bool = False) -> int:
+        if seen:
+            self.waited.set()
+        return await super().wait_change(seen, timeout, ready=ready)
+
+
+async def test_a_run_that_the_store_lets_nobody_have_is_not_asked_for_all_the_time(tmp_path: Path) -> None:
+    @flow
+    async def asking(state: Any) -> Any:
+        return await ask("go?")
+
+    async with Runtime(f"sqlite:{tmp_path}/runs.db") as rt:
+        with pytest.raises(RunWaitingError):
+            await rt.run(asking, {}, id="r1", until="settled")
+    db = apsw.Connection(f"{tmp_path}/runs.db")
+    db.execute("update runs set status = 'unheard of'")
+    db.close()
+    store = Patient(SqliteStore(tmp_path / "runs.db"))
+    async with Runtime(store) as rt, asyncio.timeout(10):
+        running = asyncio.ensure_future(rt.run(asking, {}, id="r1"))
+        await store.waited.wait()
+        assert store.claims <= 2
+        running.cancel()
 
 
 @pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])

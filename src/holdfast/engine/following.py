@@ -155,7 +155,9 @@ class Following:
                         await self._tend_children(run)
                     except (RunOwnedError, VerbRefusedError) as error:
                         if error.run_id != run:
-                            raise  # else somebody else was quicker
+                            raise
+                        # Somebody else was quicker; or the store lets nobody have it, and then it is not tried at once.
+                        token = await self._engine.wait_change(run, token, _LOOK_AGAIN)
                 case _:
                     patience = _LOOK_AGAIN
                     if where is Situation.WAITING:
