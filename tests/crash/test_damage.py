@@ -11,11 +11,12 @@ from typing import Any
 import apsw
 import pytest
 
-from holdfast import Pipeline, Runtime, ask, call, flow, receive
+from holdfast import CheckpointPolicy, Pipeline, Runtime, ask, call, flow, receive
 from holdfast.errors import RunInterruptedError, RunWaitingError, StoreDamagedError
 from holdfast.model import Claim, Mail, Query
 from holdfast.store.base import Store
 from holdfast.store.sqlite import SqliteStore
+from holdfast.testing import ManualClock
 from waiting import until_status
 from watched import WatchedStore
 
@@ -266,6 +267,29 @@ async def test_a_run_that_the_store_lets_nobody_have_is_not_asked_for_all_the_ti
         await store.waited.wait()
         assert store.claims <= 2
         running.cancel()
+
+
+async def test_a_damaged_run_whose_history_has_expired_is_told_and_not_claimed_all_the_time(
+    tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    @flow
+    async def asking(state: Any) -> Any:
+        return await ask("go?")
+
+    policy = CheckpointPolicy(ttl=60.0)
+    async with Runtime(f"sqlite:{tmp_path}/runs.db", clock=clock, policy=policy) as rt:
+        with pytest.raises(RunWaitingError):
+            await rt.run(asking, {}, id="r1", until="settled")
+    db = apsw.Connection(f"{tmp_path}/runs.db")
+    db.execute("update entries set body = replace(body, 'go?', 'GO?')")
+    db.close()
+    store = Patient(SqliteStore(tmp_path / "runs.db"))
+    async with Runtime(store, clock=clock) as rt:
+        clock.advance(61)
+        for _ in range(5):
+            assert await rt.prune() == 0
+        assert store.claims <= 2  # a runtime that opens prunes as well, at the same time
+    assert "the history of run r1 was not removed" in caplog.text
 
 
 @pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])

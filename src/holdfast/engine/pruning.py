@@ -22,7 +22,8 @@ class Pruning:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._warned: set[str] = set()
+        self._damaged: dict[str, int] = {}
+        """By run: the last entry of its log when that was found to be damaged."""
 
     async def prune_quietly(self) -> None:
         """Prune once, as a store is opened; trouble is left for whoever writes next to report."""
@@ -34,6 +35,7 @@ class Pruning:
     async def prune(self) -> int:
         """Remove the history that has expired; how many runs lost some."""
         expired = await self._engine.store.list_heads(Query(expired_by=self._engine.clock.now(), limit=_EVERYTHING))
+        expired = [head for head in expired if self._damaged.get(head.id) != head.seq]  # told, and as damaged as before
         needed = await self._unfinished({head.parent for head in expired if head.parent is not None})
         ids = tuple(head.id for head in expired if not head.owned and head.parent not in needed)
         return await self._engine.to_its_end(self._prune(ids)) if ids else 0
@@ -52,7 +54,8 @@ class Pruning:
                 pruned += 1
             except StoreDamagedError as error:
                 # As with recovery: a damaged run is reported and left alone; the others go on.
-                self._warn(claims[-1].head.id, error)
+                self._damaged[claims[-1].head.id] = claims[-1].head.seq
+                log.warning("holdfast: the history of run %s was not removed: %s", claims[-1].head.id, error)
                 await self._engine.custody.give_back(claims[-1])
             except StoreError:
                 for claim in claims:
@@ -76,8 +79,3 @@ class Pruning:
         await self._engine.committer.commit(
             Commit(run=head.id, owner=self._engine.ownership.id, fence=head.fence, rebase=kept, change=change)
         )
-
-    def _warn(self, run: str, error: StoreDamagedError) -> None:
-        if run not in self._warned:
-            self._warned.add(run)
-            log.warning("holdfast: the history of run %s was not removed: %s", run, error)
