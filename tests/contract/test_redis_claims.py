@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.errors import StoreUnavailableError
@@ -275,3 +276,27 @@ async def test_however_small_the_pages_lists_and_turns_are_those_of_the_store_in
         assert await store.claim_runs(query, BOB) == await model.claim_runs(query, BOB), query
     assert await store.list_heads(Query(limit=100)) == await model.list_heads(Query(limit=100))
     assert await store.inspect() == []
+
+
+@pytest.mark.parametrize("mailed", [["r1"], ["r1", "r3"], ["r1", "r2", "r3", "r4"]])
+async def test_of_many_named_runs_only_those_with_mail_are_read(store: RedisStore, mailed: list[str]) -> None:
+    for run in ("r1", "r2", "r3", "r4"):
+        await store.commit([unowned(run)])
+    for run in mailed:
+        await store.post_mail(run, Mail("send", b"{}"))
+    server, read = store._here().server, list[str]()
+    ask = server.ask
+
+    async def asked(script: scripts.Script, *values: str | bytes) -> Any:
+        if script is scripts.HEADS:
+            read.extend(msgspec.msgpack.decode(values[0]))
+        return await ask(script, *values)
+
+    server.ask = asked  # type: ignore[method-assign]
+    for ids in (("r1", "r2", "r3"), ("r3", "none"), ("r2",), ()):
+        expected = [run for run in ids if run in mailed]
+        found = await store.list_heads(Query(ids=ids, has_mail=True))
+        assert sorted(head.id for head in found) == expected
+        if len(mailed) < len(ids):
+            assert read == expected
+        read.clear()

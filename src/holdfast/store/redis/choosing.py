@@ -151,7 +151,9 @@ class Chooser:
     async def _candidates(self, query: Query, fields: Sequence[str]) -> AsyncIterator[Found]:
         """All that could match, newest first, found by the narrowest index."""
         if query.ids is not None or query.owner is not None:
-            ids = query.ids if query.ids is not None else await self._held_by(query.owner or "")
+            ids: Sequence[str] = query.ids if query.ids is not None else await self._held_by(query.owner or "")
+            if query.has_mail and ids:
+                ids = await self._mailed(ids)
             for one in sorted([one async for one in self._of_ids(ids, fields)], key=_place, reverse=True):
                 yield one
         elif query.due_by is not None or query.expired_by is not None:
@@ -160,6 +162,14 @@ class Chooser:
         else:
             async for one in self._walk(query, fields):
                 yield one
+
+    async def _mailed(self, ids: Sequence[str]) -> Sequence[str]:
+        """Those of these that have mail, where fewer runs have some: their heads alone need be read."""
+        some = await self._server.do("ZRANGE", self._key("mailed"), 0, len(ids) - 1)
+        if len(some) == len(ids):
+            return ids  # and there may be more
+        mailed = {run_in(place) for place in some}
+        return [run for run in ids if run in mailed]
 
     async def _timed(self, query: Query) -> list[bytes]:
         """The places of all runs that are due or expired, newest first."""
