@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
+from conftest import MakeRuntime, MakeStore
+from holdfast import Pipeline
+from holdfast.engine import waking, worker
 from holdfast.engine.waking import Waker
-from holdfast.model import Head, HeadChange, Query, RunStatus
+from holdfast.model import Commit, Head, HeadChange, Query, RunStatus
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import ManualClock
 from holdfast.testing.build import create
@@ -59,3 +64,54 @@ async def test_a_run_that_is_let_go_while_its_runtime_closes_is_not_looked_after
     waker.stop()
     waker.let_go("run", None)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def _parents(count: int) -> list[Commit]:
+    fields: dict[str, Any] = {"status": RunStatus.WAITING, "waiting_for": "child run c"}
+    return [replace(create(f"p{n}", flow="parent", **fields), change=HeadChange(owner=None)) for n in range(count)]
+
+
+async def test_of_many_that_wait_for_children_some_are_looked_at_each_time_and_none_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+
+    async def take(heads: list[Head]) -> None:
+        raise AssertionError
+
+    async def looked_at(head: Head) -> bool:
+        seen.append(head.id)
+        return False
+
+    monkeypatch.setattr(waking, "PARENTS", 2)
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    await store.commit(_parents(5))
+    waker = Waker(store, clock, take, looked_at)
+    waker._watched = dict.fromkeys(f"p{n}" for n in range(5))
+    for times in (2, 4, 5, 7, 9, 10):
+        waker._sweep_at = waker._children_at = 0.0
+        await waker._look()
+        assert len(seen) == times
+    assert set(seen[:5]) == set(seen[5:])
+
+
+async def test_a_worker_looks_at_some_of_many_that_wait_for_children_each_time_and_leaves_none_out(
+    make_store: MakeStore, make_runtime: MakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    async def looked_at(head: Head) -> bool:
+        seen.append(head.id)
+        return False
+
+    monkeypatch.setattr(worker, "_PAGE", 2)
+    store = make_store()
+    async with make_runtime(store) as rt:
+        await store.commit(_parents(5))
+        rt.register(Pipeline("parent", len))
+        one = worker.Worker(rt._engine, rt._recovery, rt._pruning, looked_at, queues=None, poll=1.0)
+        for times in (2, 4, 5, 7, 9, 10):
+            await one._wake_parents()
+            assert len(seen) == times
+        assert set(seen[:5]) == set(seen[5:])

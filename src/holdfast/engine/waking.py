@@ -20,6 +20,7 @@ POLL = 1.0
 PAUSE = 0.02
 SWEEP_EACH = 0.001
 CHILDREN_EVERY = 2.0
+PARENTS = 200
 
 
 class Waker:
@@ -44,6 +45,8 @@ class Waker:
         self._stopped = False
         self._poke: asyncio.Future[None] | None = None
         self._children_at = 0.0
+        self._parents = 0
+        """How many of those who wait for children were looked at in this round."""
 
     def watch(self, run: str, due: float | None) -> None:
         """Look after this run, which is due then; None when only something that comes makes it due."""
@@ -135,9 +138,15 @@ class Waker:
         return await self._with_ended_children(list(waiting.values()))
 
     async def _with_ended_children(self, heads: list[Head]) -> list[Head]:
-        """Those of whose children one has ended without telling: its process died in between."""
+        """Those of whose children one has ended without telling: its process died in between.
+
+        Some of them at a time: what is due does not wait until the logs of all were read.
+        """
         now = asyncio.get_running_loop().time()
         if now < self._children_at:
             return []
         self._children_at = now + CHILDREN_EVERY
-        return [head for head in heads if "child run" in (head.waiting_for or "") and await self._children_ended(head)]
+        parents = [head for head in heads if "child run" in (head.waiting_for or "")]
+        some = parents[self._parents : self._parents + PARENTS]
+        self._parents = self._parents + PARENTS if self._parents + PARENTS < len(parents) else 0
+        return [head for head in some if await self._children_ended(head)]

@@ -20,7 +20,6 @@ from holdfast.engine.trouble import Trouble
 from holdfast.model import Head, Health, Query
 
 _PAGE = 200
-_EVERYTHING = 1_000_000_000
 _CHILDREN_EVERY = 10.0
 _SOON = 0.002
 _STUCK_AFTER = 10.0
@@ -43,6 +42,8 @@ class Worker:
         self._engine, self._recovery, self._pruning, self._children_ended = engine, recovery, pruning, children_ended
         self._queues, self._poll = queues, poll
         self._tidy_at = self._children_at = 0.0
+        self._parents_after: tuple[float, str] | None = None
+        """The last of the waiting runs that were looked at; None when all of them were."""
         self._trouble = Trouble("could not look for runs to take up")
         self._freed: asyncio.Future[None] | None = None
         self.looked_at: float | None = None
@@ -142,13 +143,19 @@ class Worker:
         await self._recovery.warn_of_strangers()
         await self._pruning.prune()
         if now >= self._children_at:
-            self._children_at = now + _CHILDREN_EVERY
             await self._wake_parents()
+            if self._parents_after is None:
+                self._children_at = now + _CHILDREN_EVERY
 
     async def _wake_parents(self) -> None:
-        """Take up those of whose children one has ended without telling: its process died in between."""
-        query = Query(states=WAITS, flows=self._engine.registry.names, queues=self._queues, limit=_EVERYTHING)
+        """Take up those of whose children one has ended without telling: its process died in between.
+
+        A page of the runs that wait at a time: what can be claimed does not wait until all of them were looked at.
+        """
+        names, after = self._engine.registry.names, self._parents_after
+        query = Query(states=WAITS, flows=names, queues=self._queues, limit=_PAGE, after=after)
         heads = await self._engine.store.list_heads(query)
+        self._parents_after = (heads[-1].created_at, heads[-1].id) if len(heads) == _PAGE else None
         parents = [head for head in heads if "child run" in (head.waiting_for or "")]
         ready = [head for head in parents if await self._children_ended(head)]
         if ready and (room := self._engine.turns.free) > 0:
