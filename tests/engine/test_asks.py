@@ -25,7 +25,7 @@ from holdfast.errors import (
     VerbRefusedError,
     WaitTimeoutError,
 )
-from holdfast.model import Commit, Kind, Reply
+from holdfast.model import Commit, Kind, Query, Reply
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import ManualClock
@@ -732,3 +732,33 @@ async def test_an_answer_to_a_question_that_the_code_does_not_ask_any_more_does_
         await rt.send("r1", "news", 1)
         assert await handle.result() == [1]
     assert lives <= 6
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_came_for_a_question_is_kept_for_code_that_comes_to_it_behind_another_wait(
+    make_runtime: Callable[..., Runtime], clock: ManualClock, late: bool
+) -> None:
+    asks_first = True
+
+    @flow
+    async def order(state: Any) -> Any:
+        news = None if asks_first else await receive("news")
+        return [news, await ask("Go on?", schema=bool, timeout=60, default="late")]
+
+    async with make_runtime() as rt:
+        await rt.start(order, {}, id="r1")
+        await until_status(rt, "r1", "waiting")
+    asks_first = False  # the program was changed
+    async with make_runtime() as rt, asyncio.timeout(20):
+        if late:
+            clock.advance(61)
+            with pytest.raises(AnsweredError):
+                await rt.answer("r1", True)
+        else:
+            await rt.answer("r1", True)
+        running = asyncio.ensure_future(rt.run(order, {}, id="r1"))
+        await until_event(rt, "r1", "waiting", times=4)
+        assert not await rt._store.list_heads(Query(has_mail=True))
+        await rt.send("r1", "news", 1)
+        assert await running == [1, "late" if late else True]
+        assert [problem async for problem in rt.doctor()] == []

@@ -281,16 +281,19 @@ class Runner:
         what, due, asks, unasked = waits.left_with
         if waits.has_come:
             due = self.around.clock.now()
-        stale = self._stale(self.host.inbox.unread(asks), waits.open_asks)
-        mark = (Kind.WAITING, {"for": what, "until": due, **({"unasked": unasked} if unasked else {})})
-        await self.saving.leave(RunStatus.WAITING, [mark], take=stale, attempt=0, wake_at=due, waiting_for=what)
+        unread = self.host.inbox.unread(asks)
+        stale = self._stale(unread, waits.open_asks)
+        still_open = waits.open_asks
+        marks = [waits.ended_by_mail(unread[mail]) for mail in stale if unread[mail] in still_open]
+        marks.append((Kind.WAITING, {"for": what, "until": due, **({"unasked": unasked} if unasked else {})}))
+        await self.saving.leave(RunStatus.WAITING, marks, take=stale, attempt=0, wake_at=due, waiting_for=what)
         return Outcome(error=RunWaitingError(self.writer.run, what), due=due)
 
     def _stale(self, unread: dict[int, str], still_open: Collection[str]) -> tuple[int, ...]:
         """The answers of those unread whose questions are not asked any more: they would wake the run for ever.
 
-        A question that stays open is one of them when its answer was left often. Once is not enough: the code may
-        only have been too slow to come to it again.
+        One of a question that stays open is taken in when it was left often: the code finds it if it comes there. Once
+        is not enough: it may only have been too slow to come to it again.
         """
         before = self.around.left_unread.pop(self.writer.run, {})
         left = {mail: before.get(mail, 0) + 1 for mail, ask in unread.items() if ask in still_open}

@@ -19,6 +19,7 @@ from holdfast.core.failures import failure_of, failure_tree
 from holdfast.core.history import Signal
 from holdfast.core.journal import Record, digest
 from holdfast.engine.notes import told_of
+from holdfast.engine.writer import Mark
 from holdfast.errors import AnswerError, CallAbandonedError, HoldfastError, UsageError, WaitTimeoutError
 from holdfast.inside import NOTHING
 from holdfast.model import Kind
@@ -206,7 +207,7 @@ class Waits:
     async def _answered(self, parked: _Parked, mail: int, body: dict[str, Any]) -> None:
         about = {"ask": body["ask"]}
         if "value" not in body:
-            await self._write(parked, {**self._timed_out(parked), **about}, take=(mail,))
+            await self._write(parked, {**_timed_out(parked.body), **about}, take=(mail,))
             return
         fits, host = parked.body["schema"] is not None, self._host
         try:
@@ -218,10 +219,6 @@ class Waits:
             await self._write(parked, {**about, "error": failure}, take=(mail,))
             return
         await self._write(parked, {**about, "result": body["value"], "fits": fits}, Kind.ANSWER, take=(mail,))
-
-    def _timed_out(self, parked: _Parked) -> dict[str, Any]:
-        body = parked.body
-        return {"timed_out": True, "what": _described(body), "seconds": body.get("seconds")}
 
     async def _look_at_child(self, parked: _Parked) -> None:
         ended = await self._host.children.outcome(parked.body["run"])
@@ -313,7 +310,7 @@ class Waits:
         self.match()
         if kind == "receive" and not parked.ending and parked.key in self._parked:
             parked.ending = True
-            await self._write(parked, self._timed_out(parked))
+            await self._write(parked, _timed_out(parked.body))
 
     # Letting go
 
@@ -386,6 +383,15 @@ class Waits:
         """The questions in the log that nothing has ended, also those that the code has not come to."""
         return {body["ask"] for body in self._open.values() if body["wait"] == "ask"}
 
+    def ended_by_mail(self, ask: str) -> Mark:
+        """The entry that ends a question which the code has not come to, with the answer or timeout that came."""
+        wait = next(body for body in self._open.values() if body.get("ask") == ask)
+        told: dict[str, Any] = {name: wait[name] for name in ("key", "name", "of", "args", "ask") if name in wait}
+        came = self._host.inbox.answers[ask][1]
+        if "value" not in came:
+            return Kind.CALL, {**told, **_timed_out(wait)}
+        return Kind.ANSWER, {**told, "result": came["value"], "fits": wait["schema"] is not None}
+
     @property
     def has_come(self) -> bool:
         """Whether something that is waited for has come in since the run was let go.
@@ -405,6 +411,10 @@ class Waits:
             if handle is not None:
                 handle.cancel()
         self._still = self._clockwork = None
+
+
+def _timed_out(body: dict[str, Any]) -> dict[str, Any]:
+    return {"timed_out": True, "what": _described(body), "seconds": body.get("seconds")}
 
 
 def describe(*bodies: dict[str, Any]) -> str:
