@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import apsw
 import pytest
@@ -42,6 +42,31 @@ async def leave_unfinished(file: Path, *runs: str) -> None:
             with pytest.raises(RunInterruptedError):
                 await rt.run(Pipeline("flow", advance, total=STEPS), steps.first_state(SEED), id=run)
             await closing[0]
+
+
+@flow
+async def asking(state: Any) -> Any:
+    """Waits for somebody to say something."""
+    return await ask("go?")
+
+
+FLIP_QUESTION = "update entries set body = replace(body, 'go?', 'GO?')"
+
+
+async def leave_waiting(folder: Path, **settings: Any) -> Path:
+    """The file of a store in which the run r1 waits for an answer."""
+    file = folder / "runs.db"
+    async with Runtime(f"sqlite:{file}", **settings) as rt:
+        with pytest.raises(RunWaitingError):
+            await rt.run(asking, {}, id="r1", until="settled")
+    return file
+
+
+def tamper(file: Path, change: str) -> None:
+    """Change the store as no program of ours would."""
+    db = apsw.Connection(str(file))
+    db.execute(change)
+    db.close()
 
 
 async def cut_off_by_closing(rt: Runtime, closing: list[asyncio.Task[None]]) -> None:
@@ -186,17 +211,10 @@ async def test_bytes_that_are_no_text_in_one_run_stop_no_other(tmp_path: Path, p
 
 @pytest.mark.parametrize("body", ["cast(x'ff' as text)", "'{}'", "'[]'", '\'{"ask":[1],"value":1}\''])
 async def test_a_run_whose_mail_is_damaged_is_named_and_not_gone_on_with(tmp_path: Path, body: str) -> None:
-    @flow
-    async def asking(state: Any) -> Any:
-        return await ask("go?")
-
-    async with Runtime(f"sqlite:{tmp_path}/runs.db") as rt:
-        with pytest.raises(RunWaitingError):
-            await rt.run(asking, {}, id="r1", until="settled")
+    file = await leave_waiting(tmp_path)
+    async with Runtime(f"sqlite:{file}") as rt:
         await rt.answer("r1", True)
-    db = apsw.Connection(f"{tmp_path}/runs.db")
-    db.execute(f"update inbox set body = {body}")
-    db.close()
+    tamper(file, f"update inbox set body = {body}")
     async with Runtime(f"sqlite:{tmp_path}/runs.db", crash_limit=1) as rt, asyncio.timeout(10):
         for _ in range(3):  # looking at it is no crash
             with pytest.raises(StoreDamagedError, match="its mail cannot be read"):
@@ -233,6 +251,19 @@ async def test_damaged_mail_stops_the_run_that_it_comes_for_and_the_others_get_t
         assert await handles[1].result() == 1
 
 
+@pytest.mark.parametrize("until", ["ended", "settled"])
+async def test_whoever_runs_a_damaged_run_that_something_has_come_for_is_told_so(
+    tmp_path: Path, until: Literal["ended", "settled"]
+) -> None:
+    file = await leave_waiting(tmp_path)
+    tamper(file, FLIP_QUESTION)
+    async with Runtime(f"sqlite:{file}") as rt, asyncio.timeout(10):
+        await rt.send("r1", "anything", 1)  # so that it is taken up
+        for _ in range(2):
+            with pytest.raises(StoreDamagedError, match="checksum"):
+                await rt.run(asking, {}, id="r1", until=until)
+
+
 class Patient(WatchedStore):
     """Tells when somebody waits for a change and there is none."""
 
@@ -251,16 +282,7 @@ class Patient(WatchedStore):
 
 
 async def test_a_run_that_the_store_lets_nobody_have_is_not_asked_for_all_the_time(tmp_path: Path) -> None:
-    @flow
-    async def asking(state: Any) -> Any:
-        return await ask("go?")
-
-    async with Runtime(f"sqlite:{tmp_path}/runs.db") as rt:
-        with pytest.raises(RunWaitingError):
-            await rt.run(asking, {}, id="r1", until="settled")
-    db = apsw.Connection(f"{tmp_path}/runs.db")
-    db.execute("update runs set status = 'unheard of'")
-    db.close()
+    tamper(await leave_waiting(tmp_path), "update runs set status = 'unheard of'")
     store = Patient(SqliteStore(tmp_path / "runs.db"))
     async with Runtime(store) as rt, asyncio.timeout(10):
         running = asyncio.ensure_future(rt.run(asking, {}, id="r1"))
@@ -272,17 +294,7 @@ async def test_a_run_that_the_store_lets_nobody_have_is_not_asked_for_all_the_ti
 async def test_a_damaged_run_whose_history_has_expired_is_told_and_not_claimed_all_the_time(
     tmp_path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @flow
-    async def asking(state: Any) -> Any:
-        return await ask("go?")
-
-    policy = CheckpointPolicy(ttl=60.0)
-    async with Runtime(f"sqlite:{tmp_path}/runs.db", clock=clock, policy=policy) as rt:
-        with pytest.raises(RunWaitingError):
-            await rt.run(asking, {}, id="r1", until="settled")
-    db = apsw.Connection(f"{tmp_path}/runs.db")
-    db.execute("update entries set body = replace(body, 'go?', 'GO?')")
-    db.close()
+    tamper(await leave_waiting(tmp_path, clock=clock, policy=CheckpointPolicy(ttl=60.0)), FLIP_QUESTION)
     store = Patient(SqliteStore(tmp_path / "runs.db"))
     async with Runtime(store, clock=clock) as rt:
         clock.advance(61)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-import apsw
 import pytest
 
 from holdfast import (
@@ -33,7 +31,6 @@ from holdfast.errors import (
     RunPausedError,
     RunWaitingError,
     StepMissingError,
-    StoreDamagedError,
     VerbRefusedError,
 )
 from holdfast.model import Claim, Head, Query
@@ -610,21 +607,3 @@ async def test_whoever_runs_an_answered_run_whose_step_is_gone_is_told_so(make_r
         for until in UNTIL:
             with pytest.raises(StepMissingError, match="two"):
                 await rt.run(Pipeline("order", [zwei]), {}, id="r1", until=until)
-
-
-async def test_whoever_runs_an_answered_run_that_is_damaged_is_told_so(tmp_path: Path) -> None:
-    @flow
-    async def asking(state: Any) -> Any:
-        return await ask("go?")
-
-    async with Runtime(f"sqlite:{tmp_path}/runs.db") as rt:
-        with pytest.raises(RunWaitingError):
-            await rt.run(asking, {}, id="r1", until="settled")
-    db = apsw.Connection(f"{tmp_path}/runs.db")
-    db.execute("update entries set body = replace(body, 'go?', 'GO?')")
-    db.close()
-    async with Runtime(f"sqlite:{tmp_path}/runs.db") as rt, asyncio.timeout(10):
-        await rt.send("r1", "anything", 1)  # so that it is taken up
-        for until in UNTIL:
-            with pytest.raises(StoreDamagedError, match="checksum"):
-                await rt.run(asking, {}, id="r1", until=until)
