@@ -268,7 +268,7 @@ class Runner:
         self._stop_body(_LetGo())
 
     def broken(self, error: HoldfastError) -> None:
-        """What the code under way did could not be written: the run stops where it stands."""
+        """What the run did could not be written, or what came for it not be read: it stops where it stands."""
         self._stop_body(error)
 
     async def _wait_outside(self) -> Outcome:
@@ -281,19 +281,18 @@ class Runner:
         what, due, asks, unasked = waits.left_with
         if waits.has_come:
             due = self.around.clock.now()
-        unread = self.host.inbox.unread(asks)
-        stale = self._stale(unread, waits.open_asks)
-        still_open = waits.open_asks
-        marks = [waits.ended_by_mail(unread[mail]) for mail in stale if unread[mail] in still_open]
+        unread, still_open = self.host.inbox.unread(asks), waits.open_asks
+        put_away = self._put_away(unread, still_open)
+        marks = [waits.ended_by_mail(unread[mail]) for mail in put_away if unread[mail] in still_open]
         marks.append((Kind.WAITING, {"for": what, "until": due, **({"unasked": unasked} if unasked else {})}))
-        await self.saving.leave(RunStatus.WAITING, marks, take=stale, attempt=0, wake_at=due, waiting_for=what)
+        await self.saving.leave(RunStatus.WAITING, marks, take=put_away, attempt=0, wake_at=due, waiting_for=what)
         return Outcome(error=RunWaitingError(self.writer.run, what), due=due)
 
-    def _stale(self, unread: dict[int, str], still_open: Collection[str]) -> tuple[int, ...]:
-        """The answers of those unread whose questions are not asked any more: they would wake the run for ever.
+    def _put_away(self, unread: dict[int, str], still_open: Collection[str]) -> tuple[int, ...]:
+        """Those of these answers that leave the inbox, where they would wake the run for ever.
 
-        One of a question that stays open is taken in when it was left often: the code finds it if it comes there. Once
-        is not enough: it may only have been too slow to come to it again.
+        All whose questions are not asked any more. One whose question stays open moves into the log when it was left
+        often: the code finds it if it comes there. Once is not enough: it may only have been too slow to do so.
         """
         before = self.around.left_unread.pop(self.writer.run, {})
         left = {mail: before.get(mail, 0) + 1 for mail, ask in unread.items() if ask in still_open}
