@@ -625,14 +625,14 @@ async def test_cancel_reaches_children_that_are_live_in_another_runtime(make_run
 async def test_cancel_reaches_a_child_that_is_only_just_being_started(make_runtime: MakeRuntime) -> None:
     async with make_runtime() as rt:
         engine = rt._verbs_now()._engine
-        create, door = engine.create, Gate()
+        create, door = engine.creating.create, Gate()
 
         async def slowly(run: str, *args: Any, **kwargs: Any) -> Any:
             if run == "child":
                 await door.pass_through()
             return await create(run, *args, **kwargs)
 
-        engine.create = slowly  # type: ignore[method-assign]
+        engine.creating.create = slowly  # type: ignore[method-assign]
         await rt.start(parent_of_gated, 4, id="p")
         await door.reached.wait()
         await rt.cancel("p")

@@ -537,7 +537,7 @@ async def test_a_waiting_run_that_cannot_be_taken_up_is_not_claimed_all_the_time
         async def damaged(*args: Any) -> Any:
             raise LookupError("damaged")
 
-        monkeypatch.setattr(rt._engine, "take", damaged)
+        monkeypatch.setattr(rt._engine.taking, "take", damaged)
         monkeypatch.setattr(waking, "POLL", 0.0)  # so that it is looked at all the time
         store.claims = 0
         await rt.answer("r1", "go")

@@ -8,47 +8,43 @@ import os
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
-import msgspec
-
 from holdfast.clock import Clock
-from holdfast.core.codec import Tree
-from holdfast.core.events import events_of, when
-from holdfast.core.history import failures_since, newest
+from holdfast.core.events import when
 from holdfast.core.journal import Journal
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.transitions import ENDED
+from holdfast.engine import leaving
 from holdfast.engine.changes import Changes
 from holdfast.engine.committer import Committer
+from holdfast.engine.creating import Creating
 from holdfast.engine.custody import Custody
 from holdfast.engine.hands import Hands
 from holdfast.engine.hurry import unless_hurried
-from holdfast.engine.inbox import check_mail
-from holdfast.engine.info import Info
 from holdfast.engine.introducing import Introducing
+from holdfast.engine.leaving import Outcome
 from holdfast.engine.live import LiveRun
 from holdfast.engine.observers import Observers
 from holdfast.engine.ownership import Ownership
 from holdfast.engine.postman import Postman
-from holdfast.engine.queueing import HERE, Placing
 from holdfast.engine.registry import Registry
 from holdfast.engine.retention import Retention
-from holdfast.engine.runner import Outcome, Runner
+from holdfast.engine.runner import Runner
 from holdfast.engine.surroundings import Children
+from holdfast.engine.taking import Taking
 from holdfast.engine.threads import Lanes
 from holdfast.engine.trouble import Trouble
 from holdfast.engine.turns import Turns
-from holdfast.engine.writer import RunWriter, create_run
+from holdfast.engine.writer import RunWriter
 from holdfast.errors import (
     HoldfastError,
     OwnershipLostError,
     RunInterruptedError,
     RunWaitingError,
-    StoreDamagedError,
     StoreError,
     UsageError,
 )
-from holdfast.model import Claim, Entry, Event, Head, Kind, RunStatus
+from holdfast.model import Entry, Event, Head, RunStatus
 from holdfast.store.base import Store
 
 log = logging.getLogger("holdfast")
@@ -80,7 +76,7 @@ class Engine:
         self.registry = Registry()
         self.ownership = Ownership(store, lease=lease, heartbeat=heartbeat, name=name)
         self.live: dict[str, LiveRun] = {}
-        self.committer = Committer(Introducing(store, self.ownership), lambda: len(self.live) + self._coming)
+        self.committer = Committer(Introducing(store, self.ownership), lambda: len(self.live) + self.creating.coming)
         self.postman = Postman(store, self.live)
         self.custody = Custody(
             store, self.committer, clock, self.ownership, drives=self.live.__contains__, added=self.postman.send
@@ -96,13 +92,11 @@ class Engine:
         self.emit, self.tell = self._observers.emit, self._observers.tell
         self._changes = Changes(store)
         self.wait_change = self._changes.wait
-        self._policy, self._retry = policy or CheckpointPolicy(), retry or RetryPolicy()
-        self._crash_limit = crash_limit
-        self._concurrency, self._coming = concurrency, 0
+        self.policy, self._retry = policy or CheckpointPolicy(), retry or RetryPolicy()
+        self.creating, self.taking = Creating(self, concurrency), Taking(self, crash_limit)
         self.turns = Turns(concurrency)
         self._lanes = Lanes(THREADS)
         self.left_unread: dict[str, dict[int, int]] = {}
-        self._created = 0
         self._under_way: set[asyncio.Task[Any]] = set()
         self._stopped_by_store = Trouble(
             "a child run was stopped by the store, and is tried again for as long as its parent is followed"
@@ -177,63 +171,9 @@ class Engine:
         del work, waiter, task  # not to be kept for as long as the run is driven
         await self._drive(live)
 
-    async def create(
-        self,
-        run: str,
-        flow: str,
-        tree: Tree,
-        cursor: dict[str, Any],
-        *,
-        digest: str,
-        metadata: bytes,
-        parent: str | None,
-        origin: str | None = None,
-        carried: dict[str, Any] | None = None,
-        shape: tuple[int | None, tuple[str, ...]] = (None, ()),
-        place: Placing = HERE,
-    ) -> tuple[Head, RunWriter]:
-        """A new run, durable when this returns: owned by this process, or by nobody when its place is in a queue."""
-        queued = place.delay is not None
-        # To the microsecond, which is all that the datetime of a page cursor holds.
-        now = int(self.clock.now() * 1_000_000) / 1_000_000
-        self._created += 1
-        info = Info(digest, f"{self.ownership.id}-{self._created}", *shape)
-        runs_now = not queued and len(self.live) + self._coming < self._concurrency and self.registry.has(flow)
-        head = Head(
-            id=run,
-            flow=flow,
-            status=_RUNNING if runs_now else _PENDING,
-            owner=self.ownership.id,
-            fence=0 if queued else 1,
-            attempt=0 if queued else 1,
-            wake_at=now + place.delay if place.delay else None,
-            queue=place.queue,
-            priority=place.priority,
-            key=place.key,
-            metadata=metadata,
-            info=msgspec.json.encode(info),
-            parent=parent,
-            created_at=now,
-            started_at=now if runs_now else None,
-        )
-        body = {"nonce": info.nonce, "from": origin, **(carried or {})}
-        self._coming += 1
-        try:
-            writer = await create_run(self.committer, self.clock, head, tree, cursor, body, give_up=queued)
-        except StoreError:
-            if not queued:
-                self.custody.doubt(run)
-            raise
-        finally:
-            self._coming -= 1
-        if self.observed:
-            for event in events_of(run, writer.written[0]):
-                self.emit(event)
-        return head, writer
-
     def admit(self, head: Head, writer: RunWriter, **known: Any) -> LiveRun:
         """The run is live here from now on; whoever admits it drives it, as `drive` does."""
-        live = self._live_run(head, writer, **known)
+        live = self.live_run(head, writer, **known)
         self.live[head.id] = live
         if self.closing:
             live.runner.control.request_stop()
@@ -245,71 +185,12 @@ class Engine:
         live.task = asyncio.ensure_future(self._drive(live))
         return live
 
-    def writer(self, claim: Claim) -> RunWriter:
-        """What writes to a claimed run.
-
-        Raises StoreDamagedError or ResultExpiredError when it cannot be gone on with.
-        """
-        _check_readable(claim)
-        point, fold = newest(claim.head, claim.entries)
-        writer = RunWriter(self.committer, self.clock, claim.head, point)
-        writer.beside, writer.pending = fold.beside, fold.pending
-        return writer
-
-    async def take(self, claim: Claim, writer: RunWriter) -> LiveRun:
-        """Drive a claimed run from its last checkpoint.
-
-        Taking a run up costs no commit: that it was resumed travels with the first one. A run that was
-        taken up too often without any progress is ended as failed instead.
-        """
-        with self.custody.giving_up(writer):
-            return await self._take(claim, writer)
-
-    async def _take(self, claim: Claim, writer: RunWriter) -> LiveRun:
-        head, name = claim.head, writer.cursor["next"]
-        failures, retry_at = failures_since(head.id, claim.entries)
-        begun = head.status != RunStatus.PENDING or head.started_at is not None
-        wanted = any(mail.kind in ("cancel", "pause") for mail in claim.mail)
-        to_blame = begun and not wanted and retry_at <= self.clock.now()  # who waits for the next attempt kills nobody
-        if to_blame and writer.attempt > self._crash_limit:
-            error = f"given up after {writer.attempt - 1} crashes or failed saves in step {name!r} without progress"
-            return await self._give_up(head, writer, name, error)
-        entries = await self._for_retention(head)
-        if not writer.written and begun:
-            writer.marks_due += ((Kind.RESUMED, {"from": writer.checkpoint_seq}),)
-        self._note_shape(head, writer)
-        if begun:
-            self._show("resumed", head.id, step=name, data={"from": writer.checkpoint_seq})
-        journal = Journal.of(head.id, claim.entries)
-        live = self.admit(head, writer, entries=entries, failures=failures, retry_at=retry_at, journal=journal)
-        self.drive(live)
-        live.runner.control.deliver(claim.mail)
-        return live
-
-    def _note_shape(self, head: Head, writer: RunWriter) -> None:
-        """A program that has changed since may have other steps: what lists show of the run follows it."""
-        flow, _ = self.registry.flow(head.id, head.flow)
-        info = msgspec.json.decode(head.info, type=Info)
-        if (info.total, info.steps) != (flow.total_steps, flow.step_names):
-            info.total, info.steps = flow.total_steps, flow.step_names
-            writer.fields_due = {"info": msgspec.json.encode(info)}
-
-    async def _give_up(self, head: Head, writer: RunWriter, step: str, error: str) -> LiveRun:
-        live = self._live_run(head, writer)
-        live.done.set(await live.runner.fail([], step, error))
-        self._tell_parent(live)
-        return live
-
-    async def _for_retention(self, head: Head) -> list[Entry]:
-        """The whole log where the policy drops some of it: what is kept begins before the newest segment."""
-        flow, _ = self.registry.flow(head.id, head.flow)
-        return await self.store.read_entries(head.id) if (flow.policy or self._policy).retains else []
-
-    def _show(self, kind: str, run: str, **fields: Any) -> None:
+    def show(self, kind: str, run: str, **fields: Any) -> None:
+        """Show an event that is not in the log to whoever watches."""
         if self.observed:
             self.emit(Event(type=kind, run=run, seq=None, time=when(self.clock.now()), **fields))
 
-    def _live_run(
+    def live_run(
         self,
         head: Head,
         writer: RunWriter,
@@ -319,8 +200,9 @@ class Engine:
         retry_at: float = 0.0,
         journal: Journal | None = None,
     ) -> LiveRun:
+        """The run as it is driven here, with what is known of it; not live yet."""
         flow, codec = self.registry.flow(head.id, head.flow)
-        policy = flow.policy or self._policy
+        policy = flow.policy or self.policy
         runner = Runner(
             self,
             flow,
@@ -380,7 +262,7 @@ class Engine:
         error, writer = outcome.error, live.runner.writer
         if isinstance(error, OwnershipLostError):
             log.warning("holdfast: %s", error)
-            self._show("ownership_lost", live.id, error=str(error))
+            self.show("ownership_lost", live.id, error=str(error))
         elif not writer.given_up:
             self.custody.add(writer)
         if live.parent is not None:
@@ -389,7 +271,7 @@ class Engine:
             self.let_go(live.id, outcome.due)
         elif writer.status in ENDED:
             self.left_unread.pop(live.id, None)
-            self._tell_parent(live)
+            self.tell_parent(live)
         live.done.set(outcome)
 
     def _tell_of_trouble(self, error: HoldfastError | None) -> None:
@@ -399,7 +281,7 @@ class Engine:
         else:
             self._stopped_by_store.over()
 
-    def _tell_parent(self, live: LiveRun) -> None:
+    def tell_parent(self, live: LiveRun) -> None:
         if live.parent is not None:
             self._under_way.add(telling := asyncio.ensure_future(self.children.ended(live.id, live.parent)))
             telling.add_done_callback(self._under_way.discard)
@@ -451,7 +333,7 @@ class Engine:
     async def _hand_back_anyway(self, live: LiveRun) -> None:
         outcome = Outcome(error=RunInterruptedError(live.id))
         try:
-            outcome = await live.runner.interrupt()
+            outcome = await leaving.stopped(live.runner)
         except HoldfastError:
             self.custody.add(live.runner.writer)
         live.done.set(outcome)
@@ -466,12 +348,3 @@ async def _settle(tasks: Collection[asyncio.Future[Any]], seconds: float, hurry:
     await asyncio.wait({done, rushed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     done.cancel()
     rushed.cancel()
-
-
-def _check_readable(claim: Claim) -> None:
-    """What of a claimed run cannot be read is found before anything runs, not by the code inside."""
-    try:
-        msgspec.json.decode(claim.head.metadata)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreDamagedError(claim.head.id, None, f"its metadata cannot be read: {error}") from error
-    check_mail(claim.head.id, claim.mail)

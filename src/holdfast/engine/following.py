@@ -12,11 +12,11 @@ from holdfast.core.ids import check_id
 from holdfast.core.transitions import ENDED, Act, Situation, act, is_queued, situation
 from holdfast.engine.engine import Engine
 from holdfast.engine.info import Info
+from holdfast.engine.leaving import Outcome
 from holdfast.engine.live import LiveRun
 from holdfast.engine.reader import Reader
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.refusals import ended_error
-from holdfast.engine.runner import Outcome
 from holdfast.engine.trouble import Trouble
 from holdfast.engine.verbs import MISSING, Verbs
 from holdfast.engine.waking import Waker

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.engine.runner import Outcome, Runner
+from holdfast.engine.leaving import Outcome
+from holdfast.engine.runner import Runner
 from holdfast.engine.shared import Shared
 
 

@@ -106,7 +106,7 @@ class Recovery:
             await self._engine.custody.give_back(claim)
             return None
         try:
-            return await self._engine.take(claim, self._engine.writer(claim))
+            return await self._engine.taking.take(claim, self._engine.taking.writer(claim))
         except StoreUnavailableError:  # nothing is wrong with the run
             self._leave_alone(claim.head.id, _SOON)
             await self._engine.custody.give_back(claim)

@@ -13,53 +13,35 @@ from __future__ import annotations
 import asyncio
 import random
 import traceback
-from collections.abc import Collection
 from typing import Any
 
 from holdfast.context import Frame, enter, leave
-from holdfast.core.codec import Codec, Tree, dumps
+from holdfast.core.codec import Codec, Tree
 from holdfast.core.failures import describe
 from holdfast.core.ids import storable
 from holdfast.core.journal import Journal
 from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
+from holdfast.engine import leaving
 from holdfast.engine.control import Control
 from holdfast.engine.hands import Hands, StepRaised, in_frame, within
 from holdfast.engine.host import RunHost
+from holdfast.engine.leaving import Outcome
 from holdfast.engine.retention import Retention
 from holdfast.engine.saving import Saving
 from holdfast.engine.scope import StepScope
 from holdfast.engine.surroundings import Surroundings
 from holdfast.engine.waits import Waits
-from holdfast.engine.writer import Mark, RunWriter
+from holdfast.engine.writer import RunWriter
 from holdfast.errors import (
     HoldfastError,
     OwnershipLostError,
-    RunCancelledError,
-    RunFailedError,
-    RunInterruptedError,
-    RunPausedError,
-    RunWaitingError,
     StepMissingError,
     StoreDamagedError,
     StoreError,
 )
 from holdfast.flows.base import KEEP, NO_RESULT, FinalFailure, Flow, Position, Step
 from holdfast.model import Head, Kind, Mail, RunStatus
-
-_COMPLETED, _COMPLETED_MARK = RunStatus.COMPLETED, Kind.COMPLETED  # slow to find in their enums
-_LEFT_OFTEN = 3  # times that a run was let go without having come to a question that was answered
-
-
-class Outcome:
-    """How a run left this process: with a result, or with the error that says what became of it."""
-
-    __slots__ = ("due", "error", "result")
-
-    def __init__(self, result: Any = None, error: HoldfastError | None = None, due: float | None = None) -> None:
-        self.result, self.error = result, error
-        self.due = due
-        """When a run that waits is due."""
 
 
 class _Cut(Exception):
@@ -76,6 +58,8 @@ class Runner:
     _task: asyncio.Task[Any] | None  # all is set at once, as in RunWriter
     scope: StepScope | None
     """The attempt under way."""
+    came_to: dict[str, Any]
+    """What a step ended the run with, if one did."""
     _verdict: Exception | None
     """Why whatever the attempt under way comes to does not count."""
     _waits: Waits | None
@@ -99,7 +83,7 @@ class Runner:
     ) -> None:
         self.around, self._flow, self._codec, self.writer, self._hands = around, flow, codec, writer, hands
         self.retry, self._failures, self._retry_at = retry, failures, retry_at
-        self._takeups, self._came_to = writer.attempt if writer.started_at is not None else 1, writer.came_to
+        self._takeups, self.came_to = writer.attempt if writer.started_at is not None else 1, writer.came_to
         self._raw_state, self._cancelled = getattr(flow, "raw_state", False), False
         self._task = self.scope = self._verdict = self._waits = None
         self.control = Control(self)
@@ -127,6 +111,11 @@ class Runner:
         """1 for the first attempt of the step, one more for each that failed or was cut off by a crash."""
         return self._failures + self._takeups
 
+    @property
+    def crashes(self) -> int:
+        """How often the run was taken up for nothing since it last went on."""
+        return min(self._takeups, self.writer.attempt) - 1
+
     # The loop
 
     async def drive(self) -> Outcome:
@@ -141,11 +130,11 @@ class Runner:
                 if self.saving.due is not None:
                     await self.saving.save(self.saving.due)
             # A cancel that came during the last step is final too.
-            return await (self._complete() if self.control.cancel is None else self._cancel())
+            return await (leaving.completed(self) if self.control.cancel is None else leaving.cancelled(self))
         except _Cut:
-            return await self.interrupt()
+            return await leaving.stopped(self)
         except StepMissingError as error:
-            await self.interrupt()
+            await leaving.stopped(self)
             return Outcome(error=error)
         except (OwnershipLostError, StoreError) as error:
             self.writer.closed = True
@@ -172,7 +161,8 @@ class Runner:
                     raise
                 return None
             except _LetGo:
-                return await self._wait_outside()
+                assert self._waits is not None
+                return await leaving.let_go(self, self._waits)
             except HoldfastError as unwritten:
                 if unwritten is self._verdict:
                     raise
@@ -239,7 +229,7 @@ class Runner:
         if after.change is None and after.state is not KEEP:
             tree = self._codec.encode(after.state, like=self.saving.tree)
         if after.result is not NO_RESULT:
-            self._came_to = {"result": self._codec.encode(after.result, path="result")}
+            self.came_to = {"result": self._codec.encode(after.result, path="result")}
         # Only now is the attempt known not to fail: one that cannot be stored is tried again with its calls.
         if self.host.begun_journal is not None or self.host.begun_notes is not None:
             await self.host.finish_step(number)
@@ -270,36 +260,6 @@ class Runner:
     def broken(self, error: HoldfastError) -> None:
         """What the run did could not be written, or what came for it not be read: it stops where it stands."""
         self._stop_body(error)
-
-    async def _wait_outside(self) -> Outcome:
-        """Leave with the run's waits in its log: whoever is alive when it is due goes on with it."""
-        waits = self._waits
-        assert waits is not None
-        await self.host.settle()
-        if waits.left_with is None or self.control.cancel is not None or self.control.pause is not None:
-            return await self.interrupt()
-        what, due, asks, unasked = waits.left_with
-        if waits.has_come:
-            due = self.around.clock.now()
-        unread, still_open = self.host.inbox.unread(asks), waits.open_asks
-        put_away = self._put_away(unread, still_open)
-        marks = [waits.ended_by_mail(unread[mail]) for mail in put_away if unread[mail] in still_open]
-        marks.append((Kind.WAITING, {"for": what, "until": due, **({"unasked": unasked} if unasked else {})}))
-        await self.saving.leave(RunStatus.WAITING, marks, take=put_away, attempt=0, wake_at=due, waiting_for=what)
-        return Outcome(error=RunWaitingError(self.writer.run, what), due=due)
-
-    def _put_away(self, unread: dict[int, str], still_open: Collection[str]) -> tuple[int, ...]:
-        """Those of these answers that leave the inbox, where they would wake the run for ever.
-
-        All whose questions are not asked any more. One whose question stays open moves into the log when it was left
-        often: the code finds it if it comes there. Once is not enough: it may only have been too slow to do so.
-        """
-        before = self.around.left_unread.pop(self.writer.run, {})
-        left = {mail: before.get(mail, 0) + 1 for mail, ask in unread.items() if ask in still_open}
-        kept = {mail: times for mail, times in left.items() if times < _LEFT_OFTEN}
-        if kept:
-            self.around.left_unread[self.writer.run] = kept
-        return tuple(mail for mail in unread if mail not in kept)
 
     def _copy(self) -> Any:
         """The state in containers of its own. What was saved and held no marks is not searched for them."""
@@ -343,25 +303,14 @@ class Runner:
             await self.saving.write([(Kind.ATTEMPT_FAILED, {**mark, "retry_at": self._retry_at})])
             return None
         trace = storable("".join(traceback.format_exception(error)[-20:]))
-        outcome = await self.fail([(Kind.ATTEMPT_FAILED, mark)], name, shown, trace)
+        outcome = await leaving.failed(self, [(Kind.ATTEMPT_FAILED, mark)], name, shown, trace)
         assert outcome.error is not None
         outcome.error.__cause__ = error  # here it is still known; elsewhere only its text is
         return outcome
 
-    async def fail(self, marks: list[Mark], step: str, error: str, trace: str | None = None) -> Outcome:
-        """End the run as failed."""
-        body = {"step": step, "error": error, **({"trace": trace} if trace else {})}
-        shown = dumps({"step": step, "error": error})
-        await self.saving.leave(RunStatus.FAILED, [*marks, (Kind.FAILED, body)], error=shown)
-        return Outcome(error=RunFailedError(self.writer.run, step, error))
-
-    async def _complete(self) -> Outcome:
-        await self.saving.leave(_COMPLETED, [(_COMPLETED_MARK, self._came_to)])
-        return Outcome(self.result())
-
     def result(self) -> Any:
         """What a completed run came to, in containers of its own."""
-        return self._codec.decode(self._came_to["result"], path="result") if self._came_to else self._copy()
+        return self._codec.decode(self.came_to["result"], path="result") if self.came_to else self._copy()
 
     def completed_as(self, head: Head) -> bool:
         """Whether the run was completed here, and nothing has become of it since."""
@@ -373,39 +322,10 @@ class Runner:
     async def _honour(self) -> Outcome | None:
         """Do what is wanted of the run at this safe point; an outcome when it leaves."""
         if self.control.leaves:
-            return await self.interrupt()
+            return await leaving.stopped(self)
         asked = self.control.take_checkpoints()
         await self.saving.write(extra={"asked": [mail.key for mail in asked]}, take=tuple(mail.id for mail in asked))
         return None
-
-    async def _pause(self) -> Outcome:
-        await self.saving.leave(RunStatus.PAUSED, [(Kind.PAUSED, {})], attempt=0)
-        return Outcome(error=RunPausedError(self.writer.run))
-
-    async def _cancel(self) -> Outcome:
-        """End the run as cancelled. What is finished is saved with it: a fork does not do it again.
-
-        Its children first: if this process dies in between, the cancel is still in the inbox and is done again.
-        """
-        reason = self.control.reason
-        await self.around.children.cancel(self.writer.run, reason)
-        error = None if reason is None else dumps({"step": None, "error": reason})
-        mark = (Kind.CANCELLED, {"reason": reason, **self._came_to})
-        await self.saving.leave(RunStatus.CANCELLED, [mark], error=error)
-        return Outcome(error=RunCancelledError(self.writer.run, reason))
-
-    async def interrupt(self) -> Outcome:
-        """Hand the run back with all that it has done so far, unless somebody wants it to end or to pause.
-
-        Crashes since it last went on stay counted.
-        """
-        if self.control.cancel is not None:
-            return await self._cancel()
-        if self.control.pause is not None:
-            return await self._pause()
-        crashes = min(self._takeups, self.writer.attempt) - 1
-        await self.saving.leave(RunStatus.INTERRUPTED, [(Kind.INTERRUPTED, {})], attempt=crashes)
-        return Outcome(error=RunInterruptedError(self.writer.run))
 
     def deliver(self, mail: list[Mail]) -> None:
         """There is mail for the code of the run. What cannot be read stops it; whoever brought that goes on."""

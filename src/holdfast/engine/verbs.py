@@ -22,12 +22,12 @@ from holdfast.core.journal import Journal
 from holdfast.core.transitions import ENDED, HINTS, UNOWNED, Act, Situation, act, situation
 from holdfast.engine.engine import Engine
 from holdfast.engine.info import Info, digest_of
+from holdfast.engine.leaving import Outcome
 from holdfast.engine.listing import encode_metadata
 from holdfast.engine.live import LiveRun
 from holdfast.engine.queueing import HERE, Placing
 from holdfast.engine.reader import Reader
 from holdfast.engine.refusals import ended_error, refused
-from holdfast.engine.runner import Outcome
 from holdfast.engine.writer import RunWriter, position_of
 from holdfast.errors import (
     HoldfastError,
@@ -106,7 +106,7 @@ class Verbs:
         given = None if input is MISSING else input
         encoded = codec.encode(given, path="input")
         position = flow.start(given)
-        return await engine.create(
+        return await engine.creating.create(
             run,
             flow.name,
             encoded if position.state is given else codec.encode(position.state),
@@ -147,7 +147,7 @@ class Verbs:
             tree = loads(dumps(state)) if raw else codec.encode(self._fitted(head.flow, state, codec.decode(tree)))
             digest = digest_of(tree)
             carried.pop("result", None)  # which another state came to
-        new_head, writer = await engine.create(
+        new_head, writer = await engine.creating.create(
             new_id(head.flow) if run is None else check_id(run),
             head.flow,
             tree,
@@ -190,7 +190,7 @@ class Verbs:
             # The caller is told that it goes on: that must outlive this process.
             with self._engine.custody.giving_up(writer):
                 await self._reopen(writer, overruled)
-        return await self._engine.take(_without(claim, overruled), writer)
+        return await self._engine.taking.take(_without(claim, overruled), writer)
 
     async def take(self, run: str) -> LiveRun:
         """Go on with a run that nobody drives, and with what was asked of it before."""
@@ -198,7 +198,7 @@ class Verbs:
 
     async def _take(self, run: str) -> LiveRun:
         claim = await self._claim("run", run)
-        return await self._engine.take(claim, await self._writer(claim))
+        return await self._engine.taking.take(claim, await self._writer(claim))
 
     async def _reopen(self, writer: RunWriter, overruled: tuple[int, ...]) -> None:
         mark = (Kind.RESUMED, {"from": writer.checkpoint_seq})
@@ -226,7 +226,7 @@ class Verbs:
         self._show_last(writer)
         # Attempts that failed on the branch before do not count on this one.
         claim = replace(_without(claim, overruled), entries=tuple(writer.written))
-        return await self._engine.take(claim, writer)
+        return await self._engine.taking.take(claim, writer)
 
     # Stopping
 
@@ -362,7 +362,7 @@ class Verbs:
 
     async def _writer(self, claim: Claim) -> RunWriter:
         try:
-            return self._engine.writer(claim)
+            return self._engine.taking.writer(claim)
         except HoldfastError:
             await self._engine.custody.give_back(claim)
             raise

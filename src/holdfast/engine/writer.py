@@ -10,11 +10,11 @@ from msgspec import UNSET
 
 from holdfast.clock import Clock
 from holdfast.core.checksum import seal
-from holdfast.core.codec import Tree, dumps, may_hold_marks
+from holdfast.core.codec import Tree, dumps
 from holdfast.core.history import Point, Segment, Signal, with_signal
 from holdfast.core.transitions import ENDED, check_transition
 from holdfast.engine.committer import Committer
-from holdfast.errors import OwnershipLostError, RunExistsError, StoreDamagedError, StoreError
+from holdfast.errors import OwnershipLostError, StoreDamagedError, StoreError
 from holdfast.model import RESULT_KINDS, Commit, Entry, Head, HeadChange, Kind, Mail, Refusal, RunStatus
 
 StepTaken = tuple[str, float, float]
@@ -384,33 +384,3 @@ def _last_checkpoint(entries: Sequence[Entry]) -> Entry:
     if len(entries) == 1:
         return entries[0]
     return next(entry for entry in reversed(entries) if entry.kind == _CHECKPOINT)
-
-
-async def create_run(
-    committer: Committer,
-    clock: Clock,
-    head: Head,
-    tree: Tree,
-    cursor: dict[str, Any],
-    body: dict[str, Any],
-    *,
-    give_up: bool = False,
-) -> RunWriter:
-    """A new run, durable when this returns; with `give_up` nobody owns it.
-
-    Raises RunExistsError when the id is taken.
-    """
-    assert head.owner is not None
-    encoded = dumps({**body, "state": tree, "branch": 0})
-    entry = seal(head.id, 1, _CREATED, head.fence, head.created_at, dumps(cursor), encoded)
-    change = HeadChange(owner=None) if give_up else None
-    commit = Commit(run=head.id, owner=head.owner, fence=head.fence, create=head, entries=(entry,), change=change)
-    reply = await committer.commit(commit)
-    if reply.refused is not None:
-        taken = reply.refused is Refusal.EXISTS
-        raise RunExistsError(head.id) if taken else StoreError(f"run {head.id} could not be created: {reply.refused}")
-    point = Point(entry, tree, cursor, 1, 0, len(encoded), body)
-    point.plain = not may_hold_marks(encoded)
-    writer = RunWriter(committer, clock, head, point)
-    writer.seq, writer.written = 1, (entry,)
-    return writer

@@ -1,0 +1,109 @@
+"""New runs: each is in the store, with its first entry, before anybody is told its id or any code of it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.core.checksum import seal
+from holdfast.core.codec import Tree, dumps, may_hold_marks
+from holdfast.core.events import events_of
+from holdfast.core.history import Point
+from holdfast.engine.info import Info
+from holdfast.engine.queueing import HERE, Placing
+from holdfast.engine.writer import RunWriter
+from holdfast.errors import RunExistsError, StoreError
+from holdfast.model import Commit, Head, HeadChange, Kind, Refusal, RunStatus
+
+if TYPE_CHECKING:
+    from holdfast.engine.engine import Engine
+
+# Slow to find in their enums, and every run asks for them.
+_RUNNING, _PENDING, _CREATED = RunStatus.RUNNING, RunStatus.PENDING, Kind.CREATED
+
+
+class Creating:
+    """Belongs to one engine."""
+
+    def __init__(self, engine: Engine, concurrency: int) -> None:
+        self._engine, self._concurrency = engine, concurrency
+        self._created = 0
+        self.coming = 0
+        """How many are on their way into the store."""
+
+    async def create(
+        self,
+        run: str,
+        flow: str,
+        tree: Tree,
+        cursor: dict[str, Any],
+        *,
+        digest: str,
+        metadata: bytes,
+        parent: str | None,
+        origin: str | None = None,
+        carried: dict[str, Any] | None = None,
+        shape: tuple[int | None, tuple[str, ...]] = (None, ()),
+        place: Placing = HERE,
+    ) -> tuple[Head, RunWriter]:
+        """A new run, durable when this returns: owned by this process, or by nobody when its place is in a queue.
+
+        Raises RunExistsError when the id is taken.
+        """
+        engine, queued = self._engine, place.delay is not None
+        # To the microsecond, which is all that the datetime of a page cursor holds.
+        now = int(engine.clock.now() * 1_000_000) / 1_000_000
+        self._created += 1
+        info = Info(digest, f"{engine.ownership.id}-{self._created}", *shape)
+        has_room = len(engine.live) + self.coming < self._concurrency
+        runs_now = has_room and not queued and engine.registry.has(flow)
+        head = Head(
+            id=run,
+            flow=flow,
+            status=_RUNNING if runs_now else _PENDING,
+            owner=engine.ownership.id,
+            fence=0 if queued else 1,
+            attempt=0 if queued else 1,
+            wake_at=now + place.delay if place.delay else None,
+            queue=place.queue,
+            priority=place.priority,
+            key=place.key,
+            metadata=metadata,
+            info=msgspec.json.encode(info),
+            parent=parent,
+            created_at=now,
+            started_at=now if runs_now else None,
+        )
+        self.coming += 1
+        try:
+            writer = await self._write(head, tree, cursor, {"nonce": info.nonce, "from": origin, **(carried or {})})
+        except StoreError:
+            if not queued:
+                engine.custody.doubt(run)
+            raise
+        finally:
+            self.coming -= 1
+        if engine.observed:
+            for event in events_of(run, writer.written[0]):
+                engine.emit(event)
+        return head, writer
+
+    async def _write(self, head: Head, tree: Tree, cursor: dict[str, Any], body: dict[str, Any]) -> RunWriter:
+        """What writes to the run from now on. One that goes into a queue, which has no fence yet, is given up."""
+        assert head.owner is not None
+        committer = self._engine.committer
+        encoded = dumps({**body, "state": tree, "branch": 0})
+        entry = seal(head.id, 1, _CREATED, head.fence, head.created_at, dumps(cursor), encoded)
+        change = None if head.fence else HeadChange(owner=None)
+        commit = Commit(run=head.id, owner=head.owner, fence=head.fence, create=head, entries=(entry,), change=change)
+        reply = await committer.commit(commit)
+        if reply.refused is Refusal.EXISTS:
+            raise RunExistsError(head.id)
+        if reply.refused is not None:
+            raise StoreError(f"run {head.id} could not be created: {reply.refused}")
+        point = Point(entry, tree, cursor, 1, 0, len(encoded), body)
+        point.plain = not may_hold_marks(encoded)
+        writer = RunWriter(committer, self._engine.clock, head, point)
+        writer.seq, writer.written = 1, (entry,)
+        return writer
