@@ -173,7 +173,7 @@ async def test_arguments_come_as_the_types_that_were_declared(make_runtime: Make
             "arguments.range: 1 validation error for Range Value error, low is above high",
         ),
         ({"n": float("nan")}, "not JSON data"),
-        ('{"n": ' + "[" * 1200, "nested too deeply"),
+        ('{"n": ' + "[" * 100_000, "nested too deeply"),
     ],
 )
 async def test_arguments_that_do_not_fit_are_told_to_the_model_and_the_tool_is_not_called(
