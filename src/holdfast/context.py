@@ -25,7 +25,8 @@ import msgspec
 
 from holdfast.beside import tasks_beside
 from holdfast.core.ids import storable
-from holdfast.core.journal import Names, Record, branch_name
+from holdfast.core.journal import Record
+from holdfast.core.keys import Names, branch_name
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import IdenticalBranchError, KeyReusedError, UsageError, with_key
 

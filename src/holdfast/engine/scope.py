@@ -14,7 +14,8 @@ import msgspec
 
 from holdfast.context import Frame, Place, RunContext
 from holdfast.core.codec import Tree, dumps
-from holdfast.core.journal import Record, digest, step_key
+from holdfast.core.journal import Record
+from holdfast.core.keys import digest, step_key
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.calls import Calling
 from holdfast.engine.surroundings import Host

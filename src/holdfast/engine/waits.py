@@ -17,7 +17,8 @@ from holdfast.core.answers import answer_value
 from holdfast.core.events import when
 from holdfast.core.failures import failure_of, failure_tree
 from holdfast.core.history import Signal
-from holdfast.core.journal import Record, digest
+from holdfast.core.journal import Record
+from holdfast.core.keys import digest
 from holdfast.engine.notes import told_of
 from holdfast.engine.writer import Mark
 from holdfast.errors import AnswerError, CallAbandonedError, HoldfastError, UsageError, WaitTimeoutError
