@@ -9,19 +9,17 @@ A run is let go when no call is under way, nothing is being written, and nothing
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.context import Frame, Place
 from holdfast.core.answers import answer_value
-from holdfast.core.events import when
-from holdfast.core.failures import failure_of, failure_tree
-from holdfast.core.history import Signal
+from holdfast.core.failures import failure_of
 from holdfast.core.journal import Record
 from holdfast.core.keys import digest
 from holdfast.engine.notes import told_of
+from holdfast.engine.parking import Parked, Parking, describe, timed_out, waits_for
 from holdfast.engine.writer import Mark
-from holdfast.errors import AnswerError, CallAbandonedError, HoldfastError, UsageError, WaitTimeoutError
+from holdfast.errors import CallAbandonedError, UsageError, WaitTimeoutError
 from holdfast.inside import NOTHING
 from holdfast.model import Kind
 
@@ -30,27 +28,6 @@ if TYPE_CHECKING:
 
 STILL_FOR = 0.1
 MOMENTS = 0.5
-
-
-class _Parked:
-    __slots__ = ("body", "declared", "ending", "future", "key", "place", "signal", "timing", "work")
-
-    def __init__(self, place: Place, body: dict[str, Any], future: asyncio.Future[Any], declared: Any = None) -> None:
-        self.place, self.key, self.body, self.future, self.declared = place, place.key, body, future, declared
-        self.ending = False
-        """Whether what it waits for has come and is being written."""
-        self.timing = False
-        """Whether its time has run out and is being told."""
-        self.work: asyncio.Task[Any] | None = None
-        """What writes what has come for it."""
-        self.signal: Signal | None = None
-        """The message that it gets."""
-
-
-def _waits_for(body: dict[str, Any], signal: Signal) -> bool:
-    """Whether a `receive` may have this message: of its topic, and sent in time, however late it is noticed."""
-    until = body.get("until")
-    return signal.topic == body["topic"] and (until is None or signal.at <= until)
 
 
 class LeftWith(NamedTuple):
@@ -68,16 +45,11 @@ class Waits:
 
     def __init__(self, scope: StepScope) -> None:
         self._scope, self._host = scope, scope.host
-        self._parked: dict[str, _Parked] = {}
-        self._open = {record.key: record.body for record in self._host.journal.open_waits()}
-        """The waits in the log that nothing has ended, also those that the code has not come to yet."""
-        self._given_up: list[_Parked] = []
+        self._parking = Parking(scope)
+        self._parked, self._open = self._parking.parked, self._parking.open
+        self._given_up: list[asyncio.Future[None]] = []
         self._held = 0
-        self._background: set[asyncio.Task[Any]] = set()
         self._still: asyncio.TimerHandle | None = None
-        self._clockwork: asyncio.Task[None] | None = None
-        self._due_first: float | None = None
-        self._host.inbox.changed = self.match
         self._left: list[dict[str, Any]] = []
         """The waits with which the run was let go."""
         self.left_with: LeftWith | None = None
@@ -95,7 +67,7 @@ class Waits:
         elif place.name in ("ask", "receive", "spawn") and place.args is not None:
             self._compare(place, record)
         if record.ended is None:
-            record = await self._park(place, record.body, declared)
+            record = await self._parking.park(place, record.body, declared)
         if record.ended == "abandoned":
             await self.stand_still(place)
         return self._value(record, declared, default)
@@ -134,36 +106,7 @@ class Waits:
         """The code around it gave the wait up just when it was being written."""
         await asyncio.wait({announcing})
         if not announcing.cancelled() and announcing.exception() is None:
-            await self._give_up(_Parked(place, announcing.result().body, self._scope.loop.create_future()))
-
-    async def _park(self, place: Place, body: dict[str, Any], declared: Any) -> Record:
-        parked = _Parked(place, body, self._scope.loop.create_future(), declared)
-        self._parked[place.key] = parked
-        self._scope.parked(place.frame, 1)
-        self.match()
-        if body["wait"] == "child":
-            self._begin(self._look_at_child(parked))
-        self._wind_up()
-        try:
-            record: Record = await parked.future
-            return record
-        except asyncio.CancelledError:
-            if not self._scope.closed:
-                await self._scope.uncut(self._give_up(parked))
-            raise
-        finally:
-            self._parked.pop(place.key, None)
-            self._scope.parked(place.frame, -1)
-
-    async def _give_up(self, parked: _Parked) -> None:
-        """The code around it does not wait any longer. A message that had come for it is there for the next one."""
-        if parked.work is not None:
-            await asyncio.wait({parked.work})
-        parked.ending = parked.timing = True
-        if parked.signal is not None:
-            self._host.inbox.put_back(parked.signal)
-        about = {"ask": parked.body["ask"]} if parked.body["wait"] == "ask" else {}
-        await self._write(parked, {"abandoned": True, **about})
+            await self._parking.give_up(Parked(place, announcing.result().body, self._scope.loop.create_future()))
 
     def _value(self, record: Record, declared: Any, default: Any) -> Any:
         body, host = record.body, self._host
@@ -182,137 +125,6 @@ class Waits:
             case _:
                 return host.codec.decode(body["result"], path="message")
 
-    # What comes
-
-    def match(self) -> None:
-        """Give what has come to whoever waits for it, in the order in which they began to wait."""
-        inbox = self._host.inbox
-        for parked in list(self._parked.values()):
-            if parked.ending or self._scope.closed:
-                continue
-            kind = parked.body["wait"]
-            if kind == "ask" and parked.body["ask"] in inbox.answers:
-                mail, body = inbox.answers[parked.body["ask"]]
-                self._end(parked, self._answered(parked, mail.id, body))
-            elif kind == "receive":
-                signal = next((one for one in inbox.signals if _waits_for(parked.body, one)), None)
-                if signal is not None:
-                    inbox.signals.remove(signal)
-                    parked.signal = signal
-                    outcome = {"topic": signal.topic, "signal": signal.seq, "result": signal.data}
-                    self._end(parked, self._write(parked, outcome, Kind.RECEIVED))
-            elif kind == "child" and parked.body["run"] in inbox.ended:
-                self._begin(self._look_at_child(parked))
-        inbox.ended.clear()  # whoever begins to wait for one later looks by itself
-
-    async def _answered(self, parked: _Parked, mail: int, body: dict[str, Any]) -> None:
-        about = {"ask": body["ask"]}
-        if "value" not in body:
-            await self._write(parked, {**_timed_out(parked.body), **about}, take=(mail,))
-            return
-        fits, host = parked.body["schema"] is not None, self._host
-        try:
-            if fits:
-                answer_value(parked.declared, host.codec.decode(body["value"], path="answer"))
-        except AnswerError as error:
-            # Only the code of the type could tell. The one who answered is gone: the next attempt asks again.
-            failure = failure_tree(error, host.codec, host.failures)
-            await self._write(parked, {**about, "error": failure}, take=(mail,))
-            return
-        await self._write(parked, {**about, "result": body["value"], "fits": fits}, Kind.ANSWER, take=(mail,))
-
-    async def _look_at_child(self, parked: _Parked) -> None:
-        ended = await self._host.children.outcome(parked.body["run"])
-        if ended is None or parked.ending or parked.key not in self._parked:
-            return
-        parked.ending = True
-        how, flow, what = ended
-        outcome = {
-            how: failure_tree(what, self._host.codec, self._host.failures) if how == "error" else what,
-            "flow": flow,
-        }
-        await self._write(parked, {**outcome, "run": parked.body["run"]})
-
-    def _end(self, parked: _Parked, work: Coroutine[Any, Any, None]) -> None:
-        parked.ending = True
-        parked.work = self._begin(work)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do it beside the code of the run, which is let go only when it is done."""
-        task = asyncio.ensure_future(self._safely(work))
-        self._background.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    async def _safely(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except HoldfastError as error:
-            self._host.failed(error)
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._background.discard(task)
-        self.look_around()
-
-    async def _write(
-        self, parked: _Parked, outcome: dict[str, Any], kind: Kind = Kind.CALL, take: tuple[int, ...] = ()
-    ) -> None:
-        """Commit what the wait came to, and let its code go on."""
-        place, host = parked.place, self._host
-        body = {**told_of(place, host.writer), **outcome}
-        self._open.pop(place.key, None)
-        others = describe(*self._open.values()) if self._open else None
-        seq = await host.notes.write(kind, body, take=take, waiting_for=others)
-        host.journal.add(kind, seq, body)
-        if not parked.future.done():
-            parked.future.set_result(Record(place.key, kind, seq, body))
-
-    # Time
-
-    def _wind_up(self) -> None:
-        """See to it that somebody looks when the first of them is due."""
-        first = self._first_due()
-        if first is None or (self._due_first is not None and self._due_first <= first):
-            return
-        if self._clockwork is not None:
-            self._clockwork.cancel()
-        self._due_first = first
-        self._clockwork = asyncio.ensure_future(self._watch(first))
-
-    def _first_due(self) -> float | None:
-        waiting = [one.body for one in self._parked.values() if not (one.timing or one.ending)]
-        return min((body["until"] for body in waiting if body.get("until") is not None), default=None)
-
-    async def _watch(self, first: float) -> None:
-        # Slept for and then looked at: a clock set forward does not end the sleep, one set back makes it longer.
-        while (left := first - self._host.clock.now()) > 0:
-            await self._host.clock.sleep(left)
-        self._due_first = self._clockwork = None
-        now = self._host.clock.now()
-        for parked in list(self._parked.values()):
-            until = parked.body.get("until")
-            if until is not None and until <= now and not (parked.timing or parked.ending):
-                parked.timing = True
-                self._begin(self._time_out(parked))
-        self._wind_up()
-
-    async def _time_out(self, parked: _Parked) -> None:
-        kind, host = parked.body["wait"], self._host
-        if kind == "sleep":
-            parked.ending = True
-            await self._write(parked, {"result": None})
-            return
-        if kind == "ask":
-            # At the door, as an answer would be: whichever is first there counts, and the other is told so.
-            await host.post("timeout", parked.body["ask"])
-        await host.look()
-        if kind == "receive":
-            await host.notes.settle()  # a message that was there in time is received, however late it is noticed
-        self.match()
-        if kind == "receive" and not parked.ending and parked.key in self._parked:
-            parked.ending = True
-            await self._write(parked, _timed_out(parked.body))
-
     # Letting go
 
     async def hold(self, place: Place) -> None:
@@ -330,13 +142,13 @@ class Waits:
 
         Usually whatever gave it up the first time, a timeout or a failing neighbour, does so again before.
         """
-        parked = _Parked(place, {}, self._scope.loop.create_future())
-        self._given_up.append(parked)
+        given_up: asyncio.Future[None] = self._scope.loop.create_future()
+        self._given_up.append(given_up)
         self._scope.parked(place.frame, 1)
         try:
-            await parked.future
+            await given_up
         finally:
-            self._given_up.remove(parked)
+            self._given_up.remove(given_up)
             self._scope.parked(place.frame, -1)
         raise CallAbandonedError(place.name)
 
@@ -351,7 +163,7 @@ class Waits:
 
     def _is_still(self) -> bool:
         waiting = self._parked or self._held or self._given_up
-        if self._scope.closed or self._scope.busy or self._background or not waiting:
+        if self._scope.closed or self._scope.busy or self._parking.background or not waiting:
             return False
         if any(not frame.parked for frame in self._scope.here):
             return False
@@ -362,14 +174,14 @@ class Waits:
         if not self._is_still():
             return
         if not self._host.notes.idle:
-            self._begin(self._host.notes.settle())
+            self._parking.do_beside(self._host.notes.settle())
             return
         if self._given_up and not self._held:
-            for parked in self._given_up:
-                if not parked.future.done():
-                    parked.future.set_result(None)
+            for given_up in self._given_up:
+                if not given_up.done():
+                    given_up.set_result(None)
             return
-        first = self._first_due()
+        first = self._parking.first_due()
         if first is not None and first - self._host.clock.now() < MOMENTS and not self._host.hurries:
             return  # whoever watches the clock looks around again
         bodies = self._left = [parked.body for parked in self._parked.values()]
@@ -390,7 +202,7 @@ class Waits:
         told: dict[str, Any] = {name: wait[name] for name in ("key", "name", "of", "args", "ask") if name in wait}
         came = self._host.inbox.answers[ask][1]
         if "value" not in came:
-            return Kind.CALL, {**told, **_timed_out(wait)}
+            return Kind.CALL, {**told, **timed_out(wait)}
         return Kind.ANSWER, {**told, "result": came["value"], "fits": wait["schema"] is not None}
 
     @property
@@ -402,40 +214,15 @@ class Waits:
         inbox = self._host.inbox
         receives = [body for body in self._left if body["wait"] == "receive"]
         children = {body["run"] for body in self._left if body["wait"] == "child"}
-        come = any(_waits_for(body, signal) for body in receives for signal in inbox.signals)
+        come = any(waits_for(body, signal) for body in receives for signal in inbox.signals)
         return come or not children.isdisjoint(inbox.ended)
 
     def close(self) -> None:
         """Nothing more is waited for here; whoever is parked in a thread unwinds."""
-        self._host.inbox.changed = lambda: None
-        for handle in (self._still, self._clockwork):
-            if handle is not None:
-                handle.cancel()
-        self._still = self._clockwork = None
-
-
-def _timed_out(body: dict[str, Any]) -> dict[str, Any]:
-    return {"timed_out": True, "what": _described(body), "seconds": body.get("seconds")}
-
-
-def describe(*bodies: dict[str, Any]) -> str:
-    """What is waited for, for people. Children come first: whoever looks for parents tells them by it."""
-    first = sorted(bodies, key=lambda body: body["wait"] != "child")[:3]
-    return "; ".join(map(_described, first)) + (f"; and {len(bodies) - 3} more" if len(bodies) > 3 else "")
-
-
-def _described(body: dict[str, Any]) -> str:
-    match body["wait"]:
-        case "ask":
-            question = body["question"]
-            shown = question if len(question) <= 100 else f"{question[:99]}…"
-            return f"an answer to {shown!r} (ask {body['ask']})"
-        case "receive":
-            return f"a message on {body['topic']!r}"
-        case "child":
-            return f"child run {body['run']}"
-        case _:
-            return f"the time {when(body['until']).isoformat(timespec='seconds')}"
+        self._parking.close()
+        if self._still is not None:
+            self._still.cancel()
+            self._still = None
 
 
 def _refuse_inside_firm_call(place: Place) -> None:
