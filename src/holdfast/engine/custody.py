@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from holdfast.clock import Clock
+from holdfast.core.transitions import UNOWNED
 from holdfast.engine.committer import Committer
 from holdfast.engine.ownership import Ownership
 from holdfast.engine.writer import RunWriter
@@ -60,6 +61,11 @@ class Custody:
                 raise
             self._doubtful.difference_update(claim.head.id for claim in claims)
             return claims
+
+    async def claim_one(self, run: str) -> Claim | None:
+        """The run, owned by this process from now on; None when somebody else has it."""
+        claims = await self.claim(Query(ids=(run,), states=UNOWNED, limit=1))
+        return claims[0] if claims else None
 
     def doubt(self, *runs: str) -> None:
         """Nobody knows whether these, or others, are ours: the store is asked later, and for a while."""

@@ -9,6 +9,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from holdfast.context import enter, leave
+from holdfast.core.events import events_of
+from holdfast.engine.surroundings import Surroundings
+from holdfast.engine.writer import RunWriter
 from holdfast.model import Event
 
 log = logging.getLogger("holdfast")
@@ -45,6 +48,13 @@ class Observers:
         """Give what they still do so much time."""
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=seconds)
+
+
+def show_last(around: Surroundings, writer: RunWriter) -> None:
+    """Show what was written last of a run that nobody drives."""
+    if around.observed:
+        for event in events_of(writer.run, writer.written[-1]):
+            around.emit(event)
 
 
 async def _awaited(result: Awaitable[Any], event: Event) -> None:

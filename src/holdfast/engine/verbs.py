@@ -1,4 +1,4 @@
-"""The verbs of the runtime: run, start, resume, rewind, fork, pause, cancel, checkpoint, delete.
+"""The verbs of the runtime: start, resume, rewind, fork, checkpoint, delete, and with `stopping` pause and cancel.
 
 What a verb does in which situation stands in `core.transitions`; here it is done. A decision is
 made on a head that was just read and made again on the head that the claim returns: nobody else can
@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.codec import dumps, loads
-from holdfast.core.events import events_of
 from holdfast.core.history import Point, Signal
-from holdfast.core.ids import check_id, new_id, parse_ref, storable
+from holdfast.core.ids import check_id, new_id, parse_ref
 from holdfast.core.journal import Journal
-from holdfast.core.transitions import ENDED, HINTS, UNOWNED, Act, Situation, act, situation
+from holdfast.core.transitions import ENDED, HINTS, Act, Situation, act, situation
 from holdfast.engine.engine import Engine
 from holdfast.engine.info import Info, digest_of
 from holdfast.engine.leaving import Outcome
 from holdfast.engine.listing import encode_metadata
 from holdfast.engine.live import LiveRun
+from holdfast.engine.observers import show_last
 from holdfast.engine.queueing import HERE, Placing
 from holdfast.engine.reader import Reader
 from holdfast.engine.refusals import ended_error, refused
+from holdfast.engine.stopping import Stopping
 from holdfast.engine.writer import RunWriter, position_of
 from holdfast.errors import (
     HoldfastError,
@@ -38,11 +39,10 @@ from holdfast.errors import (
     VerbRefusedError,
 )
 from holdfast.flows.base import Flow
-from holdfast.model import Claim, Head, Kind, Mail, Posted, Query, RunStatus
+from holdfast.model import Claim, Head, Kind, Mail, RunStatus
 
 MISSING: Any = object()
 _LOOK_AGAIN = 1.0
-_MARKS = {"pause": (Kind.PAUSED, RunStatus.PAUSED), "cancel": (Kind.CANCELLED, RunStatus.CANCELLED)}
 
 
 class Verbs:
@@ -50,6 +50,7 @@ class Verbs:
 
     def __init__(self, engine: Engine, reader: Reader) -> None:
         self._engine, self._reader = engine, reader
+        self.stop = Stopping(engine, self.head).stop
 
     # New runs
 
@@ -223,67 +224,12 @@ class Verbs:
             pending = _unreceived(point, await self._reader.signals(run, point.seq))
             _forget_open_waits(point)
             await writer.rewind(point, to=to, pending=pending, take=overruled)
-        self._show_last(writer)
+        show_last(self._engine, writer)
         # Attempts that failed on the branch before do not count on this one.
         claim = replace(_without(claim, overruled), entries=tuple(writer.written))
         return await self._engine.taking.take(claim, writer)
 
-    # Stopping
-
-    async def stop(self, verb: Literal["pause", "cancel"], run: str, reason: str | None = None) -> None:
-        """Pause or cancel: at the next safe point where it is live, at once where it is not."""
-        check_id(run)
-        reason = None if reason is None else storable(reason)
-        posted, token = False, 0
-        while True:
-            head = await self.head(run)
-            todo = act(verb, situation(head))
-            if todo is Act.NOTHING or (todo is Act.POST and posted):
-                return
-            if todo is Act.REFUSE:
-                raise refused(verb, head)
-            if todo is Act.POST:
-                posted = await self._engine.store.post_mail(run, Mail(verb, dumps(reason))) is Posted.ACCEPTED
-                await self._engine.postman.fetch(run)
-                continue  # look again: its owner may have left before the mail came
-            if await self._engine.to_its_end(self._apply(verb, run, reason), brings_in=False):
-                return
-            token = await self._engine.wait_change(run, token, _LOOK_AGAIN)  # somebody else is at it
-
-    async def _apply(self, verb: str, run: str, reason: str | None) -> bool:
-        """Change the status of a run that nobody drives; False when it has changed meanwhile."""
-        claims = await self._engine_claim(run)
-        if not claims:
-            return False
-        claim = claims[0]
-        try:
-            writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, None)
-        except HoldfastError:
-            await self._engine.custody.give_back(claim)
-            raise
-        for mail in claim.mail:
-            if mail.kind == "cancel" and verb != "cancel":  # its owner died before it could honour it
-                verb, reason = "cancel", _reason(mail)
-        if act(verb, situation(replace(claim.head, owned=False))) is not Act.APPLY:
-            await self._engine.custody.give_back(claim)
-            return False
-        kind, status = _MARKS[verb]
-        body = {"reason": reason} if verb == "cancel" else {}
-        taken = tuple(mail.id for mail in claim.mail if mail.kind in ("pause", "cancel"))
-        error = None if reason is None else dumps({"step": None, "error": reason})
-        with self._engine.custody.giving_up(writer):
-            if verb == "cancel":
-                await self._engine.children.cancel(run, reason)
-            await writer.write([(kind, body)], status=status, take=taken, attempt=0, error=error)
-        self._show_last(writer)
-        if verb == "cancel" and claim.head.parent is not None:
-            await self._engine.children.ended(run, claim.head.parent)
-        return True
-
-    def _show_last(self, writer: RunWriter) -> None:
-        if self._engine.observed:
-            for event in events_of(writer.run, writer.written[-1]):
-                self._engine.emit(event)
+    # Saving and removing
 
     async def checkpoint(self, run: str) -> str:
         """A checkpoint at the next safe point; its id."""
@@ -343,22 +289,19 @@ class Verbs:
         live = self._engine.live.get(run)
         if live is not None and not live.runner.writer.given_up:
             raise RunOwnedError(run, head.owner)  # the store would let this process have it twice if its lease ran out
-        claims = await self._engine_claim(run)
-        if not claims:
+        claim = await self._engine.custody.claim_one(run)
+        if claim is None:
             raise RunOwnedError(run, head.owner)
         try:
-            self._permit(verb, replace(claims[0].head, owned=False))
+            self._permit(verb, replace(claim.head, owned=False))
         except HoldfastError:
-            await self._engine.custody.give_back(claims[0])
+            await self._engine.custody.give_back(claim)
             raise
-        return claims[0]
+        return claim
 
     def _check_step(self, run: str, flow: Flow[Any], cursor: dict[str, Any]) -> None:
         if cursor["next"] is not None and flow.next_step(cursor) is None:
             raise StepMissingError(run, flow.name, cursor["next"], flow.step_names)
-
-    async def _engine_claim(self, run: str) -> list[Claim]:
-        return await self._engine.custody.claim(Query(ids=(run,), states=UNOWNED, limit=1))
 
     async def _writer(self, claim: Claim) -> RunWriter:
         try:
@@ -394,15 +337,6 @@ def _overruled(claim: Claim) -> tuple[int, ...]:
     """The mail that going on explicitly overrules: every pause, and a cancel that came after the run had ended."""
     kinds = ("pause", "cancel") if claim.head.status in ENDED else ("pause",)
     return tuple(mail.id for mail in claim.mail if mail.kind in kinds)
-
-
-def _reason(mail: Mail) -> str | None:
-    """Why a run is to be cancelled; a reason that is damaged is none."""
-    try:
-        reason = msgspec.json.decode(mail.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return None if reason is None else str(reason)
 
 
 def _without(claim: Claim, taken: tuple[int, ...]) -> Claim:
