@@ -25,8 +25,10 @@ from holdfast.core.failures import describe, failure_of, failure_tree
 from holdfast.core.ids import storable
 from holdfast.core.journal import Record
 from holdfast.core.retry import RetryPolicy
+from holdfast.engine.chunks import supersede
 from holdfast.engine.hands import StepRaised, finished, within
 from holdfast.engine.notes import told_of
+from holdfast.engine.uncut import uncut
 from holdfast.errors import CallFailedError, CallInDoubtError, HoldfastError, StepTimeoutError, UnknownTargetError
 from holdfast.faults import fault
 from holdfast.flows.moves import Keeping
@@ -183,7 +185,7 @@ class Calling:
             self._frame.close()
             if not scope.closed and not place.frame.over:
                 # Given up by the code around it, not by us: that is what it saw, and what it sees again.
-                await scope.uncut(self._abandon(started, doubt=frame.firm and begun))
+                await uncut(self._abandon(started, doubt=frame.firm and begun))
             raise
         finally:
             scope.ended(self._frame)
@@ -216,8 +218,7 @@ class Calling:
         """Mark the chunks of an attempt that was cut off or failed, and that the one that ended did not emit."""
         chunks = self._host.journal.left_below(self._path_inside)
         if chunks:
-            self._host.notes.put(Kind.SUPERSEDED, {"seqs": chunks}, soon=False)
-            self._host.show("superseded", data={"seqs": chunks})
+            supersede(self._host, chunks)
             self._host.journal.add(Kind.SUPERSEDED, 0, {"seqs": chunks})
 
     async def _tried(self) -> tuple[Any, dict[str, Any]]:

@@ -16,6 +16,7 @@ from holdfast.core.failures import failure_tree
 from holdfast.core.history import Signal
 from holdfast.core.journal import Record
 from holdfast.engine.notes import told_of
+from holdfast.engine.uncut import uncut
 from holdfast.errors import AnswerError, HoldfastError
 from holdfast.model import Kind
 
@@ -69,7 +70,7 @@ class Parking:
             return record
         except asyncio.CancelledError:
             if not self._scope.closed:
-                await self._scope.uncut(self.give_up(parked))
+                await uncut(self.give_up(parked))
             raise
         finally:
             self.parked.pop(place.key, None)

@@ -18,17 +18,16 @@ from holdfast.core.journal import Record
 from holdfast.core.keys import digest, step_key
 from holdfast.core.retry import RetryPolicy
 from holdfast.engine.calls import Calling
+from holdfast.engine.chunks import add_chunk
 from holdfast.engine.surroundings import Host
 from holdfast.engine.threads import Lane
+from holdfast.engine.uncut import uncut
 from holdfast.engine.waits import Waits
-from holdfast.errors import HoldfastError, RunInterruptedError, StateError, StoreUnavailableError
+from holdfast.errors import RunInterruptedError, StateError, StoreUnavailableError
 from holdfast.flows.moves import MOVES, Keeping
 from holdfast.inside import in_thread
-from holdfast.model import Kind
 from holdfast.work import Work
 
-_TEXT = 100
-"""Characters of what a step says of itself that are shown with the run: each entry repeats them."""
 _HANDED_OVER = 256
 _MUCH = 4096
 """After so many chunks, counted once more for each so many bytes, a thread waits for the loop to catch up."""
@@ -223,48 +222,15 @@ class StepScope(msgspec.Struct, eq=False):
         except RuntimeError:
             on_loop = False
         if on_loop:
-            self._emit(at, name, tree, size)
+            add_chunk(self, at, name, tree, size)
         else:
-            self.loop.call_soon_threadsafe(self._emit, at, name, tree, size)
+            self.loop.call_soon_threadsafe(add_chunk, self, at, name, tree, size)
             self.from_threads += 1 + size // _MUCH
             if self.from_threads >= _HANDED_OVER:
                 # A thread can wait, so it does: the loop must not be buried under what it hands over.
                 self.from_threads = 0
                 in_thread(frame, self._breathe())
         return self._breathe
-
-    def _emit(self, path: str, name: str, tree: Tree, size: int) -> None:
-        if self.closed:
-            return
-        host = self.host
-        if name == "progress":
-            self._say(tree)
-        chunk, superseded = host.journal.emits(path, name, tree)
-        if superseded:
-            host.notes.put(Kind.SUPERSEDED, {"seqs": superseded}, soon=False)
-            host.show("superseded", data={"seqs": superseded})
-        if chunk is None:
-            return
-
-        def written(seq: int | HoldfastError) -> None:
-            if isinstance(seq, int):
-                chunk.seq = seq
-
-        body = {"name": name, "data": tree, "path": path}
-        host.notes.put(Kind.EMITTED, body, written=written, soon=False, size=size)
-        host.show("emitted", data={"name": name, "data": tree})
-
-    def _say(self, tree: Tree) -> None:
-        """Show how far the step is with whatever is written from now on, until the step is saved."""
-        match tree:
-            case {"fraction": int() | float() as fraction, "text": str() | None as text} if 0 <= fraction <= 1:
-                said: dict[str, Any] = {"fraction": fraction}
-                if text is not None:
-                    said["text"] = text[:_TEXT]
-                # Steps that are finished but not saved yet: the cursor that is shown is that of the checkpoint.
-                if ahead := self.number - self.host.writer.cursor["step"]:
-                    said["ahead"] = ahead
-                self.host.writer.said = said
 
     async def _breathe(self) -> None:
         self.check_open()
@@ -286,7 +252,7 @@ class StepScope(msgspec.Struct, eq=False):
             again = self.host.journal.failed_before(place.key)
             chosen = id != self.child_id(place)
             run = self.host.writer.run
-            before = await self.uncut(self.host.children.ensure(flow, input, id, run, again=again, chosen=chosen))
+            before = await uncut(self.host.children.ensure(flow, input, id, run, again=again, chosen=chosen))
             if before is not None:
                 self.host.tell_changed(place.key, place.name, before, place.args or "")
         except RunInterruptedError:
@@ -302,7 +268,7 @@ class StepScope(msgspec.Struct, eq=False):
         """Cancel a child run, unless it has ended."""
         self.check_open()
         try:
-            await self.uncut(self.host.children.stop(id, reason))
+            await uncut(self.host.children.stop(id, reason))
         except StoreUnavailableError as error:
             self._unreachable(error)
             raise
@@ -366,20 +332,6 @@ class StepScope(msgspec.Struct, eq=False):
         """Something has changed that may leave the run with nothing to do but wait."""
         if self.waits is not None and not self.closed:
             self.waits.look_around()
-
-    async def uncut(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result of work that is done to its end, also when whoever waits for it is cancelled meanwhile."""
-        task = asyncio.ensure_future(work)
-        cut = False
-        while not task.done():
-            try:
-                await asyncio.wait({task})
-            except asyncio.CancelledError:
-                cut = True
-        if cut:
-            task.exception()
-            raise asyncio.CancelledError
-        return task.result()
 
     def close(self) -> None:
         """The attempt is over."""

@@ -18,6 +18,7 @@ from holdfast.core.journal import Record
 from holdfast.core.keys import digest
 from holdfast.engine.notes import told_of
 from holdfast.engine.parking import Parked, Parking, describe, timed_out, waits_for
+from holdfast.engine.uncut import uncut
 from holdfast.engine.writer import Mark
 from holdfast.errors import CallAbandonedError, UsageError, WaitTimeoutError
 from holdfast.inside import NOTHING
@@ -93,7 +94,7 @@ class Waits:
             return await asyncio.shield(announcing)
         except asyncio.CancelledError:
             if not self._scope.closed:
-                await self._scope.uncut(self._withdraw(place, announcing))
+                await uncut(self._withdraw(place, announcing))
             raise
 
     async def _announce(self, place: Place, body: dict[str, Any]) -> Record:
