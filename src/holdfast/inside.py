@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
-from holdfast.context import Frame, Place, Suspended, enter, here, leave, refuse_in_pool
+from holdfast.context import Suspended, enter, here, leave, refuse_in_pool
 from holdfast.core.answers import schema_tree
 from holdfast.core.ids import check_id, storable
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import UsageError, WrongKindError
 from holdfast.faults import fault
+from holdfast.frames import Frame, Place
 from holdfast.work import OnDoubt, Work, as_work
 
 P = ParamSpec("P")

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from holdfast import inside
-from holdfast.context import Frame, Place
+from holdfast.frames import Frame, Place
 from holdfast.inside import NOTHING, CallOptions, call_blocking, frame_in_thread, in_thread
 
 P = ParamSpec("P")

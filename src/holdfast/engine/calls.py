@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from holdfast.context import Frame, Place
 from holdfast.core.answers import answer_value
 from holdfast.core.codec import dumps
 from holdfast.core.failures import describe, failure_of, failure_tree
@@ -32,6 +31,7 @@ from holdfast.engine.uncut import uncut
 from holdfast.errors import CallFailedError, CallInDoubtError, HoldfastError, StepTimeoutError, UnknownTargetError
 from holdfast.faults import fault
 from holdfast.flows.moves import Keeping
+from holdfast.frames import Frame, Place
 from holdfast.model import Kind
 from holdfast.work import Work
 

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.context import Frame, enter, leave, leave_for_good
+from holdfast.context import enter, leave, leave_for_good
 from holdfast.engine.threads import Lane, Lanes
 from holdfast.errors import StepTimeoutError
+from holdfast.frames import Frame
 from holdfast.work import Work
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.context import Frame, RunContext
+from holdfast.context import RunContext
 from holdfast.core.codec import Codec, dumps
 from holdfast.core.events import when
 from holdfast.core.journal import Journal
@@ -19,6 +19,7 @@ from holdfast.engine.notes import Notes
 from holdfast.engine.surroundings import Children
 from holdfast.engine.writer import RunWriter
 from holdfast.errors import HoldfastError, OwnershipLostError
+from holdfast.frames import Frame
 from holdfast.model import Head, Kind, Mail, Posted
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast.context import Place
 from holdfast.engine.writer import Mark, RunWriter
 from holdfast.errors import HoldfastError, RunInterruptedError
+from holdfast.frames import Place
 from holdfast.model import Entry, Kind, Mail
 
 CHUNKS_WAIT = 0.05

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from holdfast.context import Place
 from holdfast.core.answers import answer_value
 from holdfast.core.events import when
 from holdfast.core.failures import failure_tree
@@ -18,6 +17,7 @@ from holdfast.core.journal import Record
 from holdfast.engine.notes import told_of
 from holdfast.engine.uncut import uncut
 from holdfast.errors import AnswerError, HoldfastError
+from holdfast.frames import Place
 from holdfast.model import Kind
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import random
 import traceback
 from typing import Any
 
-from holdfast.context import Frame, enter, leave
+from holdfast.context import enter, leave
 from holdfast.core.codec import Codec, Tree
 from holdfast.core.failures import describe
 from holdfast.core.ids import storable
@@ -41,6 +41,7 @@ from holdfast.errors import (
     StoreError,
 )
 from holdfast.flows.base import KEEP, NO_RESULT, FinalFailure, Flow, Position, Step
+from holdfast.frames import Frame
 from holdfast.model import Head, Kind, Mail, RunStatus
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.context import Frame, Place, RunContext
+from holdfast.context import RunContext
 from holdfast.core.codec import Tree, dumps
 from holdfast.core.journal import Record
 from holdfast.core.keys import digest, step_key
@@ -25,6 +25,7 @@ from holdfast.engine.uncut import uncut
 from holdfast.engine.waits import Waits
 from holdfast.errors import RunInterruptedError, StateError, StoreUnavailableError
 from holdfast.flows.moves import MOVES, Keeping
+from holdfast.frames import Frame, Place
 from holdfast.inside import in_thread
 from holdfast.work import Work
 

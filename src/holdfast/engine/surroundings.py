@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from holdfast.clock import Clock
-from holdfast.context import Frame, RunContext
+from holdfast.context import RunContext
 from holdfast.core.codec import Codec, Tree
 from holdfast.core.journal import Journal
 from holdfast.core.retry import RetryPolicy
@@ -17,6 +17,7 @@ from holdfast.engine.notes import Notes
 from holdfast.engine.registry import Registry
 from holdfast.engine.writer import RunWriter
 from holdfast.errors import HoldfastError
+from holdfast.frames import Frame
 from holdfast.model import Event
 from holdfast.store.base import Store
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.context import Frame, Place
 from holdfast.core.answers import answer_value
 from holdfast.core.failures import failure_of
 from holdfast.core.journal import Record
@@ -21,6 +20,7 @@ from holdfast.engine.parking import Parked, Parking, describe, timed_out, waits_
 from holdfast.engine.uncut import uncut
 from holdfast.engine.writer import Mark
 from holdfast.errors import CallAbandonedError, UsageError, WaitTimeoutError
+from holdfast.frames import Frame, Place
 from holdfast.inside import NOTHING
 from holdfast.model import Kind
 

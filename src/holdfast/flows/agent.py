@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.context import Frame, Scope, here
+from holdfast.context import Scope, here
 from holdfast.core.failures import describe
 from holdfast.core.journal import Record
 from holdfast.core.policy import CheckpointPolicy, RunLimit, check_limit, check_policy
@@ -31,6 +31,7 @@ from holdfast.flows.messages import Nonsense, ToolCall, tool_calls, unanswered, 
 from holdfast.flows.speaking import Question
 from holdfast.flows.tools import Tool, as_text, as_tool
 from holdfast.flows.transcript import Transcript
+from holdfast.frames import Frame
 from holdfast.inside import NOTHING, asking, receive
 from holdfast.work import Work, as_work, check_name
 
