@@ -30,7 +30,7 @@ class RunHandle(Generic[R]):
         handed it back. Giving up the wait does not stop the run. One that was put into a queue is waited for, and
         never taken up by waiting.
         """
-        following = self._runtime._following_now()
+        following = self._runtime._now().following
         if self._queued:
             attended: R = await following.attend(self.id)
             return attended
@@ -56,7 +56,7 @@ class RunHandle(Generic[R]):
 
     async def checkpoint(self) -> str:
         """Make a checkpoint at the next safe point and give its id, RUN@SEQ."""
-        return await self._runtime._verbs_now().checkpoint(self.id)
+        return await self._runtime._now().verbs.checkpoint(self.id)
 
     async def send(self, topic: str, data: Any = None) -> None:
         """Send a message to the run, for its `receive(topic)`; durable when this returns."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -14,22 +13,14 @@ from holdfast.clock import Clock, SystemClock
 from holdfast.core.ids import check_id, parse_ref
 from holdfast.core.policy import CheckpointPolicy, check_policy
 from holdfast.core.retry import RetryPolicy
-from holdfast.engine.children import Family
 from holdfast.engine.doctor import examine
-from holdfast.engine.engine import Engine
-from holdfast.engine.following import Following
-from holdfast.engine.hurry import unless_hurried
-from holdfast.engine.listing import list_query, page_cursor
-from holdfast.engine.mailing import Mailing
-from holdfast.engine.pruning import Pruning
+from holdfast.engine.listing import list_query, page_cursor, runs_of
+from holdfast.engine.opened import Opened
 from holdfast.engine.queueing import check_queues, check_worker_name, placing
-from holdfast.engine.reader import Reader, run_view
-from holdfast.engine.recovery import Recovery
+from holdfast.engine.reader import run_view
 from holdfast.engine.staff import workers
-from holdfast.engine.verbs import MISSING, Verbs
-from holdfast.engine.waking import Waker
-from holdfast.engine.worker import Worker as RunTaker
-from holdfast.errors import StoreDamagedError, UsageError
+from holdfast.engine.verbs import MISSING
+from holdfast.errors import UsageError
 from holdfast.flows.base import Flow
 from holdfast.handles import RunHandle
 from holdfast.model import Ask, Call, Checkpoint, Event, Health, Problem, Run, RunStatus, Worker
@@ -37,8 +28,6 @@ from holdfast.store.base import Store
 from holdfast.store.locate import default_location, locate
 
 R = TypeVar("R")
-
-_PAGE = 100
 
 
 class Settings(TypedDict, total=False):
@@ -117,46 +106,23 @@ class Runtime:
         self._queues = check_queues(queues)
         self._recover, self._grace, self._heartbeat, self._create = recover, grace, heartbeat, create
         self._to_register: list[Any] = []
-        self._engine: Engine | None = None
-        self._verbs: Verbs | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self._worker: RunTaker | None = None
-        self._hurry: asyncio.Event | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._signed_off = True
-        """Whether others can take at once what this process had, when it was last closed."""
+        self._opened: Opened | None = None
+        """Kept when it is over: how that was is still known."""
 
     # Opening and closing
 
     async def __aenter__(self) -> Self:
-        if self._engine is not None:
-            raise UsageError("this Runtime is open already")
-        if self._closing is not None and not self._closing.done():
-            await asyncio.wait({self._closing})
-        self._closing = None
+        if self._opened is not None:
+            if not self._opened.over:
+                raise UsageError("this Runtime is open already")
+            await self._opened.wait_closed()
         await self._store.open()
-        self._engine = engine = Engine(self._store, self._clock, **self._settings)
-        engine.registry.register(*self._to_register)
-        self._reader = Reader(self._store, engine.registry, engine.wait_change)
-        self._verbs = verbs = Verbs(engine, self._reader)
-        self._mailing = Mailing(engine, self._reader)
-        self._recovery, self._pruning = Recovery(engine), Pruning(engine)
-        self._waker = Waker(self._store, self._clock, self._recovery.wake, self._mailing.children_ended)
-        self._following = Following(
-            engine, self._reader, verbs, self._waker, self._mailing.children_ended, self._recovery
-        )
-        engine.children = Family(engine, self._reader, verbs, self._following.tend)
-        engine.let_go = self._waker.let_go
-        self._hurry = asyncio.Event()
-        self._pid = os.getpid()
+        self._opened = Opened(self._store, self._clock, **self._settings)
+        self._opened.engine.registry.register(*self._to_register)
         if self._recover:
-            engine.works, engine.ownership.describe = True, self._describe
-            poll = min(self._heartbeat, 1.0)
-            ended = self._mailing.children_ended
-            self._worker = RunTaker(engine, self._recovery, self._pruning, ended, queues=self._queues, poll=poll)
-            self._looking = asyncio.ensure_future(self._worker.work())
+            self._opened.work(self._queues, poll=min(self._heartbeat, 1.0))
         elif self._create:
-            self._looking = asyncio.ensure_future(self._pruning.prune_quietly())
+            self._opened.prune()
         return self
 
     async def __aexit__(
@@ -170,61 +136,33 @@ class Runtime:
         Steps under way may finish within the grace time; what still runs then is cut off. Calling it again
         while it waits makes it stop waiting; both return when it is closed.
         """
-        if self._hurry is None:
-            return
-        if self._closing is not None:
-            self._hurry.set()
-            if not self._closing.done():
-                await asyncio.wait({self._closing})
-            return
-        assert self._engine is not None
-        if self._looking is not None:
-            self._looking.cancel()
-        self._closing = closing = asyncio.ensure_future(self._close(self._engine, self._hurry))
-        try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError:
-            # Whoever gives up waiting wants it done at once, but done: nobody else can take what is still owned.
-            self._hurry.set()
-            await asyncio.wait({closing})
-            raise
+        if self._opened is not None:
+            await self._opened.close(self._grace)
 
     def _stop_soon(self) -> None:
         """Begin no further step of any live run, from this very moment; `close` does the rest."""
-        if self._engine is not None:
-            self._engine.stop_all()
+        if self._opened is not None and not self._opened.over:
+            self._opened.engine.stop_all()
 
-    async def _close(self, engine: Engine, hurry: asyncio.Event) -> None:
-        self._waker.stop()
-        try:
-            await engine.shutdown(self._grace, hurry)
-        finally:
-            self._signed_off = not engine.ownership.begun
-            self._engine = self._verbs = None
-            await self._reader.drain()  # who asked for a run in this very moment is told that this process stops
-            await unless_hurried(self._store.close(), hurry)
+    @property
+    def _signed_off(self) -> bool:
+        """Whether others can take at once what this process had, when it was last closed."""
+        return self._opened is None or self._opened.signed_off
 
-    def _describe(self) -> dict[str, Any]:
-        names = self._engine.registry.names if self._engine is not None else ()
-        return {"queues": self._queues, "flows": sorted(names), "concurrency": self._settings["concurrency"]}
-
-    def _verbs_now(self) -> Verbs:
-        if self._verbs is None:
+    def _now(self) -> Opened:
+        """What it has now that it is open. Raises UsageError when it is not."""
+        if self._opened is None or self._opened.over:
             raise UsageError("this Runtime is not open. Use it inside `async with Runtime(...) as rt:`")
-        if self._pid != os.getpid():
+        if self._opened.pid != os.getpid():
             raise UsageError("this Runtime was opened before a fork. Open a new one in the child process.")
-        return self._verbs
-
-    def _following_now(self) -> Following:
-        self._verbs_now()
-        return self._following
+        return self._opened
 
     def register(self, *items: Any) -> None:
         """Make flows known, so that their stored runs can go on here, and types that states may hold."""
-        if self._engine is None:
+        if self._opened is None or self._opened.over:
             self._to_register.extend(items)
         else:
-            self._engine.registry.register(*items)
+            self._opened.engine.registry.register(*items)
 
     # Running
 
@@ -243,7 +181,7 @@ class Runtime:
         With another input than the stored one it is an error and nothing runs. `until="settled"` raises
         RunWaitingError instead of waiting with a run that waits for something from outside.
         """
-        result: R = await self._following_now().run(flow, input, id, metadata, parent, until)
+        result: R = await self._now().following.run(flow, input, id, metadata, parent, until)
         return result
 
     async def start(
@@ -267,7 +205,7 @@ class Runtime:
 
         Raises RunExistsError when the id is taken.
         """
-        verbs, place = self._verbs_now(), placing(queue, priority, delay, key)
+        verbs, place = self._now().verbs, placing(queue, priority, delay, key)
         if place.delay is not None:
             return RunHandle(self, await verbs.enqueue(flow, input, id, metadata, parent, place), queued=True)
         live = await verbs.start(flow, input, id, metadata, parent)
@@ -275,12 +213,12 @@ class Runtime:
 
     async def resume(self, ref: str) -> RunHandle[Any]:
         """Go on with a run from its latest checkpoint: interrupted, paused or failed ones."""
-        live = await self._verbs_now().resume(ref)
+        live = await self._now().verbs.resume(ref)
         return RunHandle(self, live.id, live)
 
     async def rewind(self, ref: str) -> RunHandle[Any]:
         """Go on from an older checkpoint, RUN@SEQ, in place. Nothing of the history is deleted."""
-        live = await self._verbs_now().rewind(ref)
+        live = await self._now().verbs.rewind(ref)
         return RunHandle(self, live.id, live)
 
     async def fork(
@@ -297,44 +235,40 @@ class Runtime:
         It runs here if this program has the flow; otherwise it stays pending until one that has it recovers.
         `raw=True` takes the state as the JSON that `load(ref, raw=True)` gives.
         """
-        head, live = await self._verbs_now().fork(ref, id, state, metadata, raw=raw)
+        head, live = await self._now().verbs.fork(ref, id, state, metadata, raw=raw)
         return RunHandle(self, head.id, live)
 
     async def pause(self, id: str) -> None:
         """Pause a run: at its next safe point where it is live, at once where it is not."""
-        await self._verbs_now().stop("pause", id)
+        await self._now().verbs.stop("pause", id)
 
     async def cancel(self, id: str, reason: str | None = None) -> None:
         """Cancel a run for good: at its next safe point where it is live, at once where it is not."""
-        await self._verbs_now().stop("cancel", id, reason)
+        await self._now().verbs.stop("cancel", id, reason)
 
     async def recover(self) -> list[RunHandle[Any]]:
         """Take up every interrupted run of a registered flow that nobody drives; their handles."""
-        self._verbs_now()
-        return [RunHandle(self, live.id, live) for live in await self._recovery.recover()]
+        return [RunHandle(self, live.id, live) for live in await self._now().recovery.recover()]
 
     async def interrupted(self) -> list[Run]:
         """What `recover` would take up, only listed."""
-        self._verbs_now()
-        return [run_view(head) for head in await self._recovery.interrupted()]
+        return [run_view(head) for head in await self._now().recovery.interrupted()]
 
     # Looking
 
     def health(self) -> Health:
         """How this runtime, opened with recover=True, is; safe to ask from any thread, whatever the event loop does."""
-        if self._worker is None:
+        if self._opened is None or self._opened.worker is None:
             raise UsageError("health() is that of a worker: open the Runtime with recover=True")
-        return self._worker.health(self._settings["concurrency"])
+        return self._opened.worker.health(self._settings["concurrency"])
 
     async def workers(self) -> builtins.list[Worker]:
         """Everybody who drives runs of this store, or would take them from its queues, the living first."""
-        self._verbs_now()
-        return await workers(self._store)
+        return await workers(self._now().store)
 
     async def get(self, id: str) -> Run | None:
         """What is known of a run; None when there is none."""
-        self._verbs_now()
-        head = await self._reader.head(check_id(id))
+        head = await self._now().reader.head(check_id(id))
         return None if head is None else run_view(head)
 
     async def list(
@@ -354,25 +288,10 @@ class Runtime:
         `limit` runs at most; `after` goes on behind the run of that page cursor (see `page`).
         Raises StoreDamagedError behind all others when one of them cannot be read.
         """
-        self._verbs_now()
+        store = self._now().store
         query = list_query(status, flow, metadata, parent, created_after, created_before, limit, after)
-        left, damaged = limit, None
-        while left is None or left > 0:
-            size = _PAGE if left is None else min(left, _PAGE)
-            heads = await self._store.list_heads(query.page(size))
-            for head in heads:
-                try:
-                    run = run_view(head)
-                except StoreDamagedError as error:
-                    damaged = damaged or error
-                else:
-                    yield run
-            if len(heads) < size:
-                break
-            query = query.behind(heads[-1])
-            left = None if left is None else left - len(heads)
-        if damaged is not None:
-            raise damaged
+        async for run in runs_of(store, query, limit):
+            yield run
 
     @staticmethod
     def page(run: Run) -> str:
@@ -381,8 +300,7 @@ class Runtime:
 
     async def checkpoints(self, id: str, *, raw: bool = False) -> AsyncIterator[Checkpoint]:
         """The checkpoints of a run that are kept, oldest first; `raw` as in `load`."""
-        self._verbs_now()
-        async for checkpoint in self._reader.checkpoints(check_id(id), raw=raw):
+        async for checkpoint in self._now().reader.checkpoints(check_id(id), raw=raw):
             yield checkpoint
 
     async def load(self, ref: str, *, raw: bool = False) -> Checkpoint | None:
@@ -390,15 +308,14 @@ class Runtime:
 
         `raw=True` gives the state as the JSON that is stored, for which no type of the program is needed.
         """
-        self._verbs_now()
-        return await self._reader.load(*parse_ref(ref), raw=raw)
+        return await self._now().reader.load(*parse_ref(ref), raw=raw)
 
     async def result(self, id: str, *, raw: bool = False) -> Any:
         """The result of a run that has completed; `raw` as in `load`.
 
         Raises what the run has come to when that is something else, and RunOwnedError while it is live.
         """
-        return await self._following_now().result(id, raw=raw)
+        return await self._now().following.result(id, raw=raw)
 
     async def doctor(self) -> AsyncIterator[Problem]:
         """Everything that is wrong with the store, by run and seq; nothing when it is sound.
@@ -406,8 +323,7 @@ class Runtime:
         Checks the store's own structure, every checksum and every chain, and rebuilds every checkpoint. A
         damaged run does not keep the others from being checked, and nothing is changed.
         """
-        self._verbs_now()
-        async for problem in examine(self._store):
+        async for problem in examine(self._now().store):
             yield problem
 
     async def events(self, id: str, *, after: int | Event = 0, follow: bool = False) -> AsyncIterator[Event]:
@@ -417,14 +333,12 @@ class Runtime:
         nothing twice. Following ends when the run has ended; a restart of its process does not end it, and
         closing this runtime raises RunInterruptedError.
         """
-        self._verbs_now()
-        async for event in self._reader.events(check_id(id), after, follow):
+        async for event in self._now().reader.events(check_id(id), after, follow):
             yield event
 
     async def ledger(self, id: str) -> AsyncIterator[Call]:
         """The journaled calls of a run that its history still holds: name, key, and what became of each."""
-        self._verbs_now()
-        async for line in self._reader.ledger(check_id(id)):
+        async for line in self._now().reader.ledger(check_id(id)):
             yield line
 
     # Talking to runs
@@ -435,8 +349,7 @@ class Runtime:
         Messages are received in the order in which they were sent, each once, also when the run has not come to its
         `receive` yet. A run that has ended refuses them.
         """
-        self._verbs_now()
-        await self._mailing.send(id, topic, data)
+        await self._now().mailing.send(id, topic, data)
 
     async def answer(self, id: str, value: Any, *, ask: str | None = None) -> str:
         """Answer the question that a run waits with; the id of the question. Durable when this returns.
@@ -444,22 +357,19 @@ class Runtime:
         `ask` says which question when several are open. Of two answers the first counts: the other raises
         AnsweredError. One that does not fit the question's schema raises AnswerError and changes nothing.
         """
-        self._verbs_now()
-        return await self._mailing.answer(id, value, ask)
+        return await self._now().mailing.answer(id, value, ask)
 
     async def asks(self, id: str | None = None, *, raw: bool = False) -> AsyncIterator[Ask]:
         """The questions that are open, of one run or of all; `raw` as in `load`, for their data."""
-        self._verbs_now()
-        async for question in self._mailing.asks(id, raw=raw):
+        async for question in self._now().mailing.asks(id, raw=raw):
             yield question
 
     # Removing
 
     async def delete(self, id: str) -> None:
         """Remove a run with all its history. Nothing happens when there is none; a live one is refused."""
-        await self._verbs_now().delete(id)
+        await self._now().verbs.delete(id)
 
     async def prune(self) -> int:
         """Remove the history that has expired by the policies' `ttl`; how many runs lost some."""
-        self._verbs_now()
-        return await self._pruning.prune()
+        return await self._now().pruning.prune()

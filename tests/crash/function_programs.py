@@ -67,8 +67,7 @@ def _run(
 
 
 def _tell_claims(rt: Runtime, report: Reporter) -> None:
-    assert rt._engine is not None
-    custody, lines = rt._engine.custody, [0]
+    custody, lines = rt._now().engine.custody, [0]
     claim, unseal = custody.claim, reader.unseal
 
     def counting_unseal(line: bytes, before: str) -> Any:

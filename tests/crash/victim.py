@@ -58,8 +58,7 @@ async def _without_postman(rt: Runtime) -> None:
     async def carry_nothing() -> None:
         await asyncio.Event().wait()
 
-    assert rt._engine is not None
-    rt._engine.postman.carry = carry_nothing  # type: ignore[method-assign]
+    rt._now().engine.postman.carry = carry_nothing  # type: ignore[method-assign]
 
 
 def stoppable(report: Reporter, *, store: str, run: str, seed: int, lease: float, gate: str) -> None:

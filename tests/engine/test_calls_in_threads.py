@@ -42,7 +42,7 @@ async def test_a_run_is_not_let_go_while_its_thread_makes_a_call_beside_a_questi
         handle = await rt.start(body, id="r1")
         await until_event(rt, "r1", "wait", 1)
         assert begun.wait(30)
-        engine: Any = rt._engine
+        engine: Any = rt._now().engine
         waits = engine.live["r1"].runner.scope.waits
         while not waits._parked:
             await asyncio.sleep(0)

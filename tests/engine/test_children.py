@@ -624,7 +624,7 @@ async def test_cancel_reaches_children_that_are_live_in_another_runtime(make_run
 
 async def test_cancel_reaches_a_child_that_is_only_just_being_started(make_runtime: MakeRuntime) -> None:
     async with make_runtime() as rt:
-        engine = rt._verbs_now()._engine
+        engine = rt._now().engine
         create, door = engine.creating.create, Gate()
 
         async def slowly(run: str, *args: Any, **kwargs: Any) -> Any:
@@ -729,8 +729,8 @@ async def test_a_child_that_the_code_does_not_ask_for_any_more_does_not_wake_its
                 await rt.run(parent, id="p", until="settled")
         before = store.commits
         for _ in range(3):
-            rt._waker._sweep_at = rt._waker._children_at = 0.0
-            await rt._waker._look()
+            rt._now().waker._sweep_at = rt._now().waker._children_at = 0.0
+            await rt._now().waker._look()
         assert store.commits == before
         await rt.answer("b", 2)
         assert await rt.run(parent, id="p") == [2]

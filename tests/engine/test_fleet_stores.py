@@ -54,7 +54,7 @@ async def test_a_run_goes_to_its_end_and_can_be_read(make_runtime: MakeRuntime) 
 async def test_an_idle_worker_is_woken_and_does_not_wait_for_its_next_look(make_runtime: MakeRuntime) -> None:
     async with make_runtime() as rt, make_runtime(recover=True) as worker:
         worker.register(loud)
-        worker._worker._poll = 1e6
+        worker._now().worker._poll = 1e6
         for word in "abc":
             assert await (await rt.start(loud, word, queue="q")).result() == f"{word.upper()}!"
 

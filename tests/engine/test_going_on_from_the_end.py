@@ -91,8 +91,7 @@ async def test_a_fork_of_a_run_that_was_cancelled_in_its_last_moment_has_what_it
         handle = await rt.start(Team("late", [ends], Strategy.ROUND_ROBIN), 4, id="r1")
         await asyncio.to_thread(inside.wait)
         cancelling = asyncio.ensure_future(handle.cancel())
-        assert rt._engine is not None
-        while rt._engine.live["r1"].runner.control.cancel is None:
+        while rt._now().engine.live["r1"].runner.control.cancel is None:
             await asyncio.sleep(0)
         go.set()
         await cancelling

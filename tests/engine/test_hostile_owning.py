@@ -263,8 +263,8 @@ def test_a_loop_that_ends_with_live_runs_fails_none_of_them_and_stops_beating(cl
         loop = runner.get_loop()
         kept = runner.run(begin())
     rt = kept[0]
-    rt._engine.ownership._thread.join(5)
-    assert not rt._engine.ownership._thread.is_alive()
+    rt._opened.engine.ownership._thread.join(5)
+    assert not rt._opened.engine.ownership._thread.is_alive()
     asyncio.run(look())
     del kept, rt
     gc.collect()

@@ -537,14 +537,14 @@ async def test_a_waiting_run_that_cannot_be_taken_up_is_not_claimed_all_the_time
         async def damaged(*args: Any) -> Any:
             raise LookupError("damaged")
 
-        monkeypatch.setattr(rt._engine.taking, "take", damaged)
+        monkeypatch.setattr(rt._now().engine.taking, "take", damaged)
         monkeypatch.setattr(waking, "POLL", 0.0)  # so that it is looked at all the time
         store.claims = 0
         await rt.answer("r1", "go")
         while not store.claims:
             await asyncio.sleep(0.005)
         for _ in range(20):
-            await rt._waker._look()
+            await rt._now().waker._look()
         assert store.claims <= 2  # both this test and the runtime itself may have been the first to look
         for _ in range(2):  # but for whoever asks for it
             with pytest.raises(LookupError, match="damaged"):

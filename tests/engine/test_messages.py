@@ -566,11 +566,11 @@ async def _fence(store: WatchedStore, run: str) -> int:
 async def _until_left(rt: Runtime, run: str) -> None:
     """Return when the runtime knows what the store may show already: that the last commit of the run is done."""
     async with asyncio.timeout(20):
-        while run in rt._engine.live:
+        while run in rt._now().engine.live:
             await asyncio.sleep(0)
 
 
 async def _look_again(rt: Runtime) -> None:
     """Let everybody who looks for runs that are due do so once more."""
-    await rt._worker._look()
-    await rt._waker._look()
+    await rt._now().worker._look()
+    await rt._now().waker._look()

@@ -163,6 +163,6 @@ async def test_the_mail_of_a_run_that_was_just_made_is_not_asked_for() -> None:
         handle = await rt.start(Pipeline("waits", [waits], state=dict[str, int]), {"n": 1}, id="run")
         await entered.wait()
         quiet = before - QUIET
-        assert rt._engine.live["run"].runner.writer.heard_at > quiet  # whoever brings it goes by that
+        assert rt._now().engine.live["run"].runner.writer.heard_at > quiet  # whoever brings it goes by that
         leaving.set()
         await handle.result()

@@ -160,7 +160,7 @@ async def test_a_delay_puts_the_start_off(make_runtime: MakeRuntime, clock: Manu
         assert run.starts_at is not None
         assert run.starts_at - run.created_at == timedelta(minutes=1)
         clock.advance(59)
-        await worker._worker._look()
+        await worker._now().worker._look()
         assert noted.begun == ["now"]
         clock.advance(1)
         assert await late.result() == "LATE"
@@ -336,7 +336,7 @@ async def test_a_run_with_a_step_that_is_gone_is_not_tried_all_the_time(
         worker.register(changed)
         fences = set()
         for _ in range(6):
-            await worker._worker._look()
+            await worker._now().worker._look()
             (head,) = await store.inner.read_heads(["r1"])
             assert head is not None
             fences.add(head.fence)
@@ -350,11 +350,11 @@ async def test_an_idle_worker_is_woken_and_does_not_wait_for_its_next_look(make_
     noted = Noted()
     async with make_runtime() as rt, make_runtime(recover=True) as worker:
         worker.register(noted.flow)
-        worker._worker._poll = 1e6
+        worker._now().worker._poll = 1e6
         assert await (await rt.start(noted.flow, "a", queue="q")).result() == "A"
-        looked = worker._worker.looked_at
+        looked = worker._now().worker.looked_at
         assert await (await rt.start(noted.flow, "b", queue="q")).result() == "B"
-        assert worker._worker.looked_at != looked
+        assert worker._now().worker.looked_at != looked
 
 
 async def test_a_claim_whose_reply_is_lost_leaves_no_run_with_somebody_who_does_not_drive_it(

@@ -49,7 +49,7 @@ async def test_a_sleep_ends_when_its_time_has_come_and_not_before(
         assert run.waiting_for is not None
         assert run.waiting_for.startswith("the time ")
         clock.advance(99)
-        await rt._waker._look()
+        await rt._now().waker._look()
         assert (woken, (await until_status(rt, "r1", "waiting")).status) == ([], "waiting")
         clock.advance(1)
         assert await handle.result() == "awake"
@@ -103,7 +103,7 @@ async def test_a_process_that_dies_while_it_sleeps_changes_nothing_of_when_it_wa
         running = asyncio.ensure_future(rt.run(body, id="r1"))
         await until_status(rt, "r1", "waiting")
         clock.advance(start + 99 - clock.now())
-        await rt._waker._look()
+        await rt._now().waker._look()
         assert woken == []
         clock.advance(1)
         assert await running == "awake"
@@ -150,7 +150,7 @@ async def test_a_clock_that_is_set_back_makes_a_sleep_longer_and_never_ends_it_e
         for _ in range(5):
             clock.steady.advance(100)
             await asyncio.sleep(0)
-            await rt._waker._look()
+            await rt._now().waker._look()
         assert woken == []
         while not woken:
             clock.steady.advance(50)

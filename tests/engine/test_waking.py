@@ -110,7 +110,7 @@ async def test_a_worker_looks_at_some_of_many_that_wait_for_children_each_time_a
     async with make_runtime(store) as rt:
         await store.commit(_parents(5))
         rt.register(Pipeline("parent", len))
-        one = worker.Worker(rt._engine, rt._recovery, rt._pruning, looked_at, queues=None, poll=1.0)
+        one = worker.Worker(rt._now().engine, rt._now().recovery, rt._now().pruning, looked_at, queues=None, poll=1.0)
         for times in (2, 4, 5, 7, 9, 10):
             await one._wake_parents()
             assert len(seen) == times

@@ -1,9 +1,9 @@
-"""Metadata and the filters of a list, checked before anything is written or read."""
+"""Lists of runs: their filters, and metadata, checked before anything is written or read; and the runs page by page."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from typing import Any
 
@@ -12,10 +12,13 @@ from msgspec.structs import replace
 
 from holdfast.core.ids import check_id
 from holdfast.core.transitions import stored_states
-from holdfast.errors import InvalidFilterError, InvalidIdError, UsageError
+from holdfast.engine.reader import run_view
+from holdfast.errors import InvalidFilterError, InvalidIdError, StoreDamagedError, UsageError
 from holdfast.model import Head, Query, Run, RunStatus
+from holdfast.store.base import Store
 
 _MOST = 1_000_000_000
+_PAGE = 100
 _SECONDS = re.compile(r"-?[0-9]{1,16}\.[0-9]{1,16}")
 
 
@@ -61,6 +64,27 @@ def list_query(
             after=None if after is None else _cursor(after),
         )
     )
+
+
+async def runs_of(store: Store, query: ListQuery, limit: int | None) -> AsyncIterator[Run]:
+    """The runs that match, as users see them, so many at most. One that cannot be read is told behind all others."""
+    left, damaged = limit, None
+    while left is None or left > 0:
+        size = _PAGE if left is None else min(left, _PAGE)
+        heads = await store.list_heads(query.page(size))
+        for head in heads:
+            try:
+                run = run_view(head)
+            except StoreDamagedError as error:
+                damaged = damaged or error
+            else:
+                yield run
+        if len(heads) < size:
+            break
+        query = query.behind(heads[-1])
+        left = None if left is None else left - len(heads)
+    if damaged is not None:
+        raise damaged
 
 
 def page_cursor(run: Run) -> str:
