@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, TypeVar
-
-from msgspec.structs import replace
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.core.query import matches, select
 from holdfast.core.record import decide, may_claim
-from holdfast.errors import InvalidIdError, StoreDamagedError, StoreError, UsageError
+from holdfast.errors import StoreDamagedError, StoreError, UsageError
 from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Refusal, Reply
 from holdfast.store.base import Store
 from holdfast.store.changes import Changes
@@ -26,11 +22,11 @@ from holdfast.store.files.claiming import PassedOverError, claim_all
 from holdfast.store.files.disk import MOMENT, Disk, LockTakenError, locked_folder, translated
 from holdfast.store.files.folder import RunFolder
 from holdfast.store.files.leases import Leases
-from holdfast.store.files.looking import glance, is_unchanged, look, named
+from holdfast.store.files.looking import named
 from holdfast.store.files.root import clean_up, flocked, last_change, list_runs, list_strangers, note_change, open_root
+from holdfast.store.files.runs import Runs, as_seen
 from holdfast.store.files.view import INBOX, LOG, View
 
-log = logging.getLogger("holdfast")
 T = TypeVar("T")
 Durability = Literal["power", "process"]
 _POLL = (0.002, 0.05)  # seconds between looks for changes by other processes: at first, and after a while
@@ -69,9 +65,7 @@ class FilesStore(Store):
         self._leases = Leases(self.path, self._clock)
         self._lock = threading.Lock()  # guards all that follows
         self._opened: tuple[int, ThreadPoolExecutor] | None = None
-        self._folders: dict[str, RunFolder] = {}
-        self._cut: deque[tuple[str | None, str]] = deque(maxlen=1000)
-        self._told: set[str] = set()  # damaged runs that somebody knows of
+        self._runs = Runs(self._disk, self._root)
         self._changes = Changes()
 
     # Opening and closing
@@ -94,7 +88,7 @@ class FilesStore(Store):
         self._notice_fork()
         with self._lock:
             opened, self._opened = self._opened, None
-            self._folders.clear()
+            self._runs.forget()
         if opened is not None:
             opened[1].shutdown()
             os.close(opened[0])
@@ -163,13 +157,13 @@ class FilesStore(Store):
 
     def _commit_run(self, run: str, commits: Sequence[Commit], patience: float | None) -> list[Reply]:
         while True:
-            with self._locked(run, patience) as found:
+            with self._runs.locked(run, patience) as found:
                 known, folder = found or (RunFolder(run, self._disk), None)
                 replies, accepted, after = decide(known.ledger if found else None, commits)
                 if not accepted or after is None:
                     return replies
                 if folder is not None:
-                    self._note_cut(known, LOG)
+                    self._runs.note_cut(known, LOG)
                     known.write_commits(folder, accepted, after)
                     self._note()
                     return replies
@@ -196,46 +190,46 @@ class FilesStore(Store):
             except StoreDamagedError as error:
                 if query.ids == (run,):  # who asks for this very run is told
                     raise
-                self._leave_out(run, error)
+                self._runs.leave_out(run, error)
                 raise PassedOverError from None
             except LockTakenError:
                 if query.ids is not None:
                     raise
                 raise PassedOverError from None
 
-        return claim_all(self._heads(query, live), query, owner, claim)
+        return claim_all(self._runs.heads(query, live), query, owner, claim)
 
     def _claim_run(self, run: str, query: Query, owner: str, live: frozenset[str]) -> Claim | None:
-        with self._locked(run, MOMENT if query.ids is None else None) as found:
+        with self._runs.locked(run, MOMENT if query.ids is None else None) as found:
             if found is None:
                 return None
             known, folder = found
             # Somebody else may have claimed or changed it since it was listed, also one who was not alive yet then.
             if known.ledger.head.owner is not None:
                 live = self._leases.live()
-            before = _seen(known.ledger.head, live)
+            before = as_seen(known.ledger.head, live)
             if not may_claim(before, owner) or not matches(before, query, bool(known.ledger.inbox)):
                 return None
             entries = known.read_entries(View(folder), before.base - 1)  # when they are damaged, nothing is written
             after = known.ledger.copy()
             after.take_over(owner)
-            self._note_cut(known, LOG)
+            self._runs.note_cut(known, LOG)
             known.write_claim(folder, after)
             self._note()
-            return Claim(_seen(after.head, live), tuple(entries), tuple(after.inbox))
+            return Claim(as_seen(after.head, live), tuple(entries), tuple(after.inbox))
 
     async def post_mail(self, run: str, mail: Mail) -> Posted:
         return await self._do(lambda: self._post(run, mail))
 
     def _post(self, run: str, mail: Mail) -> Posted:
-        with self._locked(run) as found:
+        with self._runs.locked(run) as found:
             if found is None:
                 return Posted.NO_RUN
             known, folder = found
             stamped = known.ledger.stamp(mail, self._clock.now())
             if isinstance(stamped, Posted):
                 return stamped
-            self._note_cut(known, INBOX)
+            self._runs.note_cut(known, INBOX)
             known.write_mail(folder, stamped)
             self._note()
             return Posted.ACCEPTED
@@ -256,7 +250,7 @@ class FilesStore(Store):
             if known.ledger.head.owner in live:
                 return False
             self._disk.delete_folder(self._root(), known.name)
-            self._folders.pop(run, None)
+            self._runs.forget(run)
             self._note()
             return True
 
@@ -265,52 +259,18 @@ class FilesStore(Store):
     async def read_heads(self, ids: Sequence[str]) -> list[Head | None]:
         def work() -> list[Head | None]:
             live = self._leases.live()
-            return [found and _seen(found[0], live) for found in (self._head(run) for run in ids)]
+            return [found and as_seen(found[0], live) for found in (self._runs.head(run) for run in ids)]
 
         return await self._do(work)
 
     async def list_heads(self, query: Query) -> list[Head]:
-        return await self._do(lambda: select(self._heads(query, self._leases.live()), query))
-
-    def _heads(self, query: Query, live: frozenset[str]) -> Iterator[tuple[Head, bool]]:
-        """The heads that a query may mean, with whether they have mail; damaged runs are left out."""
-        if query.ids is None or query.in_turn:
-            runs = list_runs(self._root())
-            for run in set(self._folders).difference(runs):
-                del self._folders[run]
-        else:
-            runs = sorted(set(query.ids))
-        for run in runs:
-            try:
-                found = self._head(run, MOMENT)
-            except LockTakenError:  # one who stops while it writes must not stop those who list
-                seen = glance(self._root(), RunFolder(run, self._disk))
-                found = None if seen is None else _summary(seen)
-            except InvalidIdError:
-                continue
-            except StoreDamagedError as error:
-                self._leave_out(run, error)
-                continue
-            if found is not None:
-                yield _seen(found[0], live), found[1]
-
-    def _leave_out(self, run: str, error: StoreDamagedError) -> None:
-        if run not in self._told:
-            self._told.add(run)
-            log.warning("holdfast: left out: %s", error)
-
-    def _head(self, run: str, patience: float | None = None) -> tuple[Head, bool] | None:
-        """The head of a run, with whether it has mail; None when there is no such run."""
-        known = self._known(run)
-        if is_unchanged(self._root(), known):
-            return _summary(known)
-        return self._look(run, _summary, patience)
+        return await self._do(lambda: select(self._runs.heads(query, self._leases.live()), query))
 
     async def read_entries(
         self, run: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
     ) -> list[Entry]:
         def work() -> list[Entry]:
-            return self._look(run, lambda known, view: known.read_entries(view, after, upto, limit)) or []
+            return self._runs.look(run, lambda known, view: known.read_entries(view, after, upto, limit)) or []
 
         return await self._do(work)
 
@@ -322,19 +282,9 @@ class FilesStore(Store):
                 problems: list[tuple[str | None, str]] = [
                     (None, f"{name!r} is not the folder of a run") for name in list_strangers(root)
                 ]
-                return problems + [found for run in sorted(list_runs(root)) for found in self._inspect_run(root, run)]
+                return problems + [found for run in sorted(list_runs(root)) for found in self._runs.inspect(root, run)]
 
-        return list(self._cut) + await asyncio.to_thread(work)
-
-    def _inspect_run(self, root: int, run: str) -> list[tuple[str | None, str]]:
-        known = RunFolder(run, self._disk, whole=True)
-        try:
-            look(root, known, lambda _: None)
-        except StoreDamagedError as error:
-            self._told.add(run)
-            return [(run, error.problem if error.seq is None else f"{error.problem} (at seq {error.seq})")]
-        torn = "ends with {} bytes of a write that did not finish; the next write cuts them off"
-        return [(run, f"{file} {torn.format(known.torn(file))}") for file in (LOG, INBOX) if known.torn(file)]
+        return list(self._runs.cut) + await asyncio.to_thread(work)
 
     # Owners and changes
 
@@ -368,41 +318,3 @@ class FilesStore(Store):
     def _note(self) -> None:
         note_change(self._root())
         self._changes.note()
-
-    def _note_cut(self, known: RunFolder, file: str) -> None:
-        """Remember that what is written next cuts off a torn tail."""
-        if torn := known.torn(file):
-            self._cut.append((known.run, f"{file}: {torn} bytes of a write that did not finish were cut off"))
-
-    def _known(self, run: str) -> RunFolder:
-        if (known := self._folders.get(run)) is None:
-            known = self._folders[run] = RunFolder(run, self._disk)
-        return known
-
-    def _look(self, run: str, work: Callable[[RunFolder, View], T], patience: float | None = None) -> T | None:
-        """What `work` makes of the run as it stands; None when there is no such run."""
-        known = self._known(run)
-        found = look(self._root(), known, lambda view: work(known, view), patience)
-        if found is None:
-            del self._folders[run]
-        return found
-
-    @contextmanager
-    def _locked(self, run: str, patience: float | None = None) -> Iterator[tuple[RunFolder, int] | None]:
-        """The run as it stands and its open folder, locked to be written; None when there is no such run."""
-        known = self._known(run)
-        with named(run), locked_folder(self._root(), known.name, exclusive=True, patience=patience) as folder:
-            if folder is None:
-                del self._folders[run]
-                yield None
-            else:
-                known.catch_up(View(folder))
-                yield known, folder
-
-
-def _summary(known: RunFolder, _: View | None = None) -> tuple[Head, bool]:
-    return known.ledger.head, bool(known.ledger.inbox)
-
-
-def _seen(head: Head, live: frozenset[str]) -> Head:
-    return replace(head, owned=True) if head.owner in live else head
