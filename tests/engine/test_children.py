@@ -1,17 +1,16 @@
-"""Children: spawned once, found again, waited for without a process, cancelled with their parent."""
+"""Children: spawned once, found by their ids, and what becomes of them is told to their parent."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from conftest import MakeRuntime, MakeStore
-from holdfast import CheckpointPolicy, Pipeline, Run, RunStatus, Runtime, ask, blocking, call, flow, spawn
-from holdfast.engine import waking
+from engine.offspring import at, begin_anew, double, gate, gated, ran, until
+from holdfast import CheckpointPolicy, Pipeline, RunStatus, Runtime, ask, blocking, call, flow, spawn
 from holdfast.errors import (
     HoldfastError,
     InputChangedError,
@@ -19,92 +18,22 @@ from holdfast.errors import (
     RunExistsError,
     RunFailedError,
     RunNotFoundError,
-    RunWaitingError,
     UsageError,
     WrongFlowError,
 )
-from holdfast.model import Mail, Posted
 from holdfast.testing import ManualClock
 from waiting import until_status
-from watched import WatchedStore, kill
-
-ran: list[Any] = []
-
-
-class Gate:
-    """Opened by the test; whoever comes to it is counted."""
-
-    def __init__(self) -> None:
-        self.open, self.reached = asyncio.Event(), asyncio.Event()
-
-    async def pass_through(self) -> None:
-        self.reached.set()
-        await self.open.wait()
-
-
-gate: Gate
+from watched import WatchedStore
 
 
 @pytest.fixture(autouse=True)
 async def _fresh() -> None:
-    global gate
-    gate = Gate()
-    ran.clear()
-
-
-async def until(condition: Callable[[], Awaitable[Any]]) -> Any:
-    """What the condition gives, as soon as it is something."""
-    async with asyncio.timeout(20):
-        while not (found := await condition()):
-            await asyncio.sleep(0.01)
-    return found
-
-
-async def at(rt: Runtime, run: str, *statuses: str) -> Run:
-    """The run, as soon as it has one of these statuses."""
-
-    async def there() -> Run | None:
-        found = await rt.get(run)
-        return found if found is not None and found.status in statuses else None
-
-    found: Run = await until(there)
-    return found
-
-
-@flow
-async def double(n: int) -> int:
-    ran.append(n)
-    return 2 * n
-
-
-@flow
-async def gated(n: int) -> int:
-    await gate.pass_through()
-    ran.append(n)
-    return 2 * n
+    begin_anew()
 
 
 @flow
 async def broken(n: int) -> int:
     raise LookupError(f"no {n}")
-
-
-@flow
-async def asking(question: str) -> str:
-    answer = await ask(question)
-    return f"{question} {answer}"
-
-
-@flow
-async def parent_of_gated(n: int) -> int:
-    result: int = await spawn(gated, n, id="child")
-    return result + 1
-
-
-@flow
-async def grandparent(n: int) -> int:
-    result: int = await spawn(parent_of_gated, n, id="middle")
-    return result
 
 
 # Results
@@ -254,6 +183,30 @@ async def test_only_a_flow_can_be_spawned_and_only_inside_a_run(make_runtime: Ma
         spawn(double, 1)
 
 
+async def test_a_result_that_a_parent_has_not_asked_for_yet_does_not_expire(
+    make_runtime: MakeRuntime, clock: ManualClock
+) -> None:
+    @flow(policy=CheckpointPolicy(ttl=60))
+    async def research(state: Any) -> Any:
+        return "40 pages"
+
+    @flow
+    async def book(state: Any) -> Any:
+        child = spawn(research, state)
+        return [await ask("Go on?"), await child]
+
+    async with make_runtime() as rt:
+        handle = await rt.start(book, 1, id="b1")
+        await until_status(rt, "b1", "waiting")
+        (child,) = [run async for run in rt.list(parent="b1")]
+        await until_status(rt, child.id, "completed")
+        clock.advance(61)
+        assert await rt.prune() == 0
+        await rt.answer("b1", True)
+        assert await handle.result() == [True, "40 pages"]
+        assert await rt.prune() == 1
+
+
 # Ids
 
 
@@ -395,342 +348,3 @@ async def test_a_childs_failure_that_nobody_catches_fails_the_parent_too(make_ru
         child = await rt.get("child")
         assert child is not None
         assert child.status == "failed"
-
-
-# Waiting
-
-
-async def test_the_parent_is_let_go_while_it_waits_and_woken_when_the_child_ends(make_runtime: MakeRuntime) -> None:
-    async with make_runtime() as rt:
-        handle = await rt.start(parent_of_gated, 4, id="p")
-        run = await at(rt, "p", "waiting")
-        assert run.waiting_for == "child run child"
-        assert run.owner is None
-        gate.open.set()
-        assert await handle.result() == 9
-        assert ran == [4]
-
-
-@pytest.fixture
-def look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look every so often whether a child has ended without telling, as in earnest, but more often."""
-    monkeypatch.setattr(waking, "CHILDREN_EVERY", 0.1)
-    monkeypatch.setattr(waking, "POLL", 0.1)
-
-
-class DropsChildMail(WatchedStore):
-    """As if the process of the child had died between the child's end and telling the parent."""
-
-    async def post_mail(self, run: str, mail: Mail) -> Posted:
-        return Posted.ACCEPTED if mail.kind == "child" else await super().post_mail(run, mail)
-
-
-@pytest.mark.usefixtures("look_soon")
-@pytest.mark.parametrize("beside", [0, 4])
-async def test_a_parent_that_was_never_told_finds_out_by_itself(
-    make_runtime: MakeRuntime, make_store: MakeStore, beside: int
-) -> None:
-    @flow
-    async def parent() -> int:
-        questions = [asyncio.ensure_future(ask(f"question {i}?")) for i in range(beside)]
-        await asyncio.sleep(0)
-        result: int = await spawn(gated, 4, id="child")
-        for question in questions:
-            question.cancel()
-        return result
-
-    async with make_runtime(DropsChildMail(make_store())) as rt:
-        handle = await rt.start(parent, id="p")
-        await at(rt, "p", "waiting")
-        gate.open.set()
-        assert await handle.result() == 8
-
-
-async def test_one_slot_is_enough_for_a_parent_and_its_children(make_runtime: MakeRuntime) -> None:
-    @flow
-    async def parent() -> int:
-        return sum(await asyncio.gather(*(spawn(double, i) for i in range(3))))
-
-    @flow
-    async def outer() -> int:
-        result: int = await spawn(parent)
-        return result
-
-    async with make_runtime(concurrency=1) as rt:
-        assert await rt.run(outer) == 6
-
-
-async def test_a_child_that_asks_is_answered_by_its_own_id(make_runtime: MakeRuntime) -> None:
-    @flow
-    async def parent() -> str:
-        result: str = await spawn(asking, "may I?", id="child")
-        return result
-
-    async with make_runtime() as rt:
-        with pytest.raises(RunWaitingError, match="child run child"):
-            await rt.run(parent, id="p", until="settled")
-        assert [one.run async for one in rt.asks()] == ["child"]
-        await rt.answer("child", "yes")
-        assert await rt.run(parent, id="p", until="settled") == "may I? yes"
-
-
-@pytest.mark.usefixtures("look_soon")
-async def test_settled_means_that_the_children_are_too(make_runtime: MakeRuntime, make_store: MakeStore) -> None:
-    async with make_runtime(DropsChildMail(make_store())) as rt:
-        running = asyncio.ensure_future(rt.run(parent_of_gated, 4, id="p", until="settled"))
-        await at(rt, "p", "waiting")
-        assert not running.done()
-        gate.open.set()
-        assert await running == 9, "a child that has ended without telling yet is not something from outside"
-
-
-# Crashes
-
-
-async def test_a_waiting_parent_that_is_run_again_takes_up_the_child_that_nobody_drives(
-    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
-) -> None:
-    store = WatchedStore(make_store())
-    async with make_runtime(store) as rt:
-        await rt.start(parent_of_gated, 4, id="p")
-        await gate.reached.wait()
-        await at(rt, "p", "waiting")
-        await kill(rt, store, clock)
-    gate.open.set()
-    async with make_runtime() as rt:
-        rt.register(gated)
-        assert await rt.run(parent_of_gated, 4, id="p") == 9
-        assert ran == [4]
-
-
-async def test_a_replayed_parent_finds_its_children_and_takes_up_those_that_nobody_awaits(
-    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
-) -> None:
-    inside = asyncio.Event()
-
-    @flow
-    async def parent(n: int) -> int:
-        spawn(gated, 1, id="loose")
-        got: int = await spawn(double, n, id="child")
-        inside.set()
-        await gate.open.wait()
-        return got
-
-    store = WatchedStore(make_store())
-    async with make_runtime(store) as rt:
-        await rt.start(parent, 4, id="p")
-        await inside.wait()
-        await gate.reached.wait()
-        await kill(rt, store, clock)
-    gate.open.set()
-    async with make_runtime() as rt:
-        assert await rt.run(parent, 4, id="p") == 8
-        await at(rt, "loose", "completed")
-        assert sorted(ran) == [1, 4]
-
-
-async def test_a_child_spawned_inside_a_finished_call_is_taken_up_with_its_parent(
-    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
-) -> None:
-    inside = asyncio.Event()
-
-    async def begins() -> str:
-        return spawn(gated, 1, id="loose").id
-
-    @flow
-    async def parent() -> str:
-        loose = await call(begins)
-        inside.set()
-        await gate.open.wait()
-        return loose
-
-    store = WatchedStore(make_store())
-    async with make_runtime(store) as rt:
-        await rt.start(parent, id="p")
-        await inside.wait()
-        await kill(rt, store, clock)
-    gate.open.set()
-    async with make_runtime() as rt:
-        rt.register(gated)
-        assert await rt.run(parent, id="p") == "loose"
-        await at(rt, "loose", "completed")
-        assert ran == [1]
-
-
-# Cancelling
-
-
-async def _all_cancelled(rt: Runtime) -> bool:
-    return {run.id async for run in rt.list(status="cancelled")} == {"g", "middle", "child"}
-
-
-async def test_cancel_reaches_children_and_grandchildren(make_runtime: MakeRuntime) -> None:
-    async with make_runtime() as rt:
-        await rt.start(grandparent, 4, id="g")
-        await gate.reached.wait()
-        await at(rt, "g", "waiting")
-        await at(rt, "middle", "waiting")
-        await rt.cancel("g", "enough")
-        await until(lambda: _all_cancelled(rt))
-        child = await rt.get("child")
-        assert child is not None
-        assert child.error == "enough"
-        assert ran == []
-
-
-async def test_cancel_reaches_a_tree_that_is_live(make_runtime: MakeRuntime) -> None:
-    async with make_runtime() as rt:
-        await rt.start(grandparent, 4, id="g")
-        await gate.reached.wait()  # nobody has been let go yet
-        await rt.cancel("g")
-        await until(lambda: _all_cancelled(rt))
-        assert ran == []
-
-
-async def test_cancel_reaches_a_paused_child(make_runtime: MakeRuntime) -> None:
-    async with make_runtime() as rt:
-        await rt.start(grandparent, 4, id="g")
-        await at(rt, "middle", "waiting")
-        await rt.pause("middle")
-        await at(rt, "middle", "paused")
-        await rt.cancel("g")
-        await until(lambda: _all_cancelled(rt))
-        assert ran == []
-
-
-async def test_cancel_reaches_children_that_nobody_drives(
-    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
-) -> None:
-    store = WatchedStore(make_store())
-    async with make_runtime(store) as rt:
-        await rt.start(grandparent, 4, id="g")
-        await gate.reached.wait()
-        await at(rt, "g", "waiting")
-        await kill(rt, store, clock)
-    async with make_runtime() as rt:
-        await rt.cancel("g")
-        assert await _all_cancelled(rt)
-
-
-async def test_cancel_reaches_children_that_are_live_in_another_runtime(make_runtime: MakeRuntime) -> None:
-    async with make_runtime() as there, make_runtime() as here:
-        await there.start(grandparent, 4, id="g")
-        await gate.reached.wait()
-        await at(here, "g", "waiting")
-        await here.cancel("g")
-        await until(lambda: _all_cancelled(here))
-        assert ran == []
-
-
-async def test_cancel_reaches_a_child_that_is_only_just_being_started(make_runtime: MakeRuntime) -> None:
-    async with make_runtime() as rt:
-        engine = rt._now().engine
-        create, door = engine.creating.create, Gate()
-
-        async def slowly(run: str, *args: Any, **kwargs: Any) -> Any:
-            if run == "child":
-                await door.pass_through()
-            return await create(run, *args, **kwargs)
-
-        engine.creating.create = slowly  # type: ignore[method-assign]
-        await rt.start(parent_of_gated, 4, id="p")
-        await door.reached.wait()
-        await rt.cancel("p")
-        door.open.set()
-        await at(rt, "p", "cancelled")
-        await at(rt, "child", "cancelled")
-        assert ran == []
-
-
-async def test_a_result_that_a_parent_has_not_asked_for_yet_does_not_expire(
-    make_runtime: MakeRuntime, clock: ManualClock
-) -> None:
-    @flow(policy=CheckpointPolicy(ttl=60))
-    async def research(state: Any) -> Any:
-        return "40 pages"
-
-    @flow
-    async def book(state: Any) -> Any:
-        child = spawn(research, state)
-        return [await ask("Go on?"), await child]
-
-    async with make_runtime() as rt:
-        handle = await rt.start(book, 1, id="b1")
-        await until_status(rt, "b1", "waiting")
-        (child,) = [run async for run in rt.list(parent="b1")]
-        await until_status(rt, child.id, "completed")
-        clock.advance(61)
-        assert await rt.prune() == 0
-        await rt.answer("b1", True)
-        assert await handle.result() == [True, "40 pages"]
-        assert await rt.prune() == 1
-
-
-async def test_a_parent_that_is_cancelled_while_its_runtime_closes_takes_its_waiting_child_along(
-    make_runtime: MakeRuntime,
-) -> None:
-    inside, gate = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    @flow
-    async def kid(state: Any) -> Any:
-        return await ask("Go on?")
-
-    def blocks(state: Any) -> None:
-        loop.call_soon_threadsafe(inside.set)
-        gate.wait(10)
-
-    @flow
-    async def parent(state: Any) -> Any:
-        child = spawn(kid, state, id="kid")
-        await call(blocks, 1)
-        return await child
-
-    async with make_runtime() as rt:
-        running = asyncio.ensure_future(rt.run(parent, 1, id="p"))
-        await inside.wait()
-        await until_status(rt, "kid", "waiting")
-        await rt.cancel("p")
-        closing = asyncio.ensure_future(rt.close())
-        await asyncio.sleep(0)
-        gate.set()
-        await closing
-        with pytest.raises(RunCancelledError):
-            await running
-    async with make_runtime() as rt:
-        assert {run.status async for run in rt.list()} == {RunStatus.CANCELLED}
-
-
-async def test_a_child_that_the_code_does_not_ask_for_any_more_does_not_wake_its_parent_all_the_time(
-    make_runtime: MakeRuntime, make_store: MakeStore
-) -> None:
-    asked_for = ["a", "b"]
-
-    @flow
-    async def kid(state: Any) -> Any:
-        return await ask("Go on?")
-
-    @flow
-    async def parent(state: Any) -> Any:
-        return await asyncio.gather(*(spawn(kid, id=run) for run in asked_for))
-
-    async with make_runtime() as rt:
-        await rt.start(parent, id="p")
-        for run in ("a", "b", "p"):
-            await at(rt, run, "waiting")
-    asked_for.remove("a")  # the program was changed
-    store = WatchedStore(make_store())
-    async with make_runtime(store, recover=True) as rt:
-        rt.register(parent, kid)
-        await rt.answer("a", 1)
-        await at(rt, "a", "completed")
-        async with asyncio.timeout(10):
-            with pytest.raises(RunWaitingError, match="child run b"):
-                await rt.run(parent, id="p", until="settled")
-        before = store.commits
-        for _ in range(3):
-            rt._now().waker._sweep_at = rt._now().waker._children_at = 0.0
-            await rt._now().waker._look()
-        assert store.commits == before
-        await rt.answer("b", 2)
-        assert await rt.run(parent, id="p") == [2]
