@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import pytest
 
-from holdfast import (
-    CheckpointPolicy,
-    Pipeline,
-    RunHandle,
-    Runtime,
-    ask,
-    blocking,
-    call,
-    flow,
-    receive,
-    sleep,
-    spawn,
-    step,
-)
-from holdfast.context import Suspended
+from conftest import MakeRuntime, MakeStore
+from holdfast import CheckpointPolicy, Pipeline, ask, call, flow, receive, sleep, spawn
 from holdfast.engine import waking
 from holdfast.errors import (
     RunCancelledError,
@@ -33,43 +18,16 @@ from holdfast.errors import (
     StepMissingError,
     VerbRefusedError,
 )
-from holdfast.model import Claim, Head, Query
-from holdfast.store.base import Store
 from holdfast.testing import ManualClock
 from waiting import until_event, until_status
 from watched import WatchedStore, kill
 
 UNTIL: tuple[Literal["ended", "settled"], ...] = ("ended", "settled")
-MakeRuntime = Callable[..., Runtime]
-MakeStore = Callable[[], Store]
 
 
 @flow
 async def approval(what: str) -> str:
     return f"{what}: {await ask(f'{what}?')}"
-
-
-class CountingStore(WatchedStore):
-    """Counts what is asked of it by those who look for runs that are due."""
-
-    def __init__(self, inner: Store) -> None:
-        super().__init__(inner)
-        self.queries = self.heads = self.claims = 0
-
-    async def list_heads(self, query: Query) -> list[Head]:
-        self.queries += 1
-        found = await super().list_heads(query)
-        self.heads += len(found)
-        return found
-
-    async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
-        found = await super().claim_runs(query, owner)
-        self.claims += len(found)
-        return found
-
-    async def read_heads(self, ids: Sequence[str]) -> list[Head | None]:
-        self.queries += 1
-        return await super().read_heads(ids)
 
 
 # Without a process
@@ -342,213 +300,6 @@ async def test_a_rewind_to_where_a_question_was_open_asks_it_anew(
         clock.advance(100)
         assert await handle.result() == ["first", "too late"]
         assert [problem async for problem in rt.doctor()] == []
-
-
-# Bodies that are let go
-
-
-async def test_the_body_unwinds_when_it_is_let_go_and_its_finally_blocks_run(make_runtime: MakeRuntime) -> None:
-    left: list[str] = []
-
-    @flow
-    async def body() -> str:
-        try:
-            return str(await ask("Go on?"))
-        except asyncio.CancelledError:
-            left.append("cancelled")
-            raise
-        finally:
-            left.append("finally")
-
-    async with make_runtime() as rt:
-        handle = await rt.start(body, id="r1")
-        await until_status(rt, "r1", "waiting")
-        assert left == ["cancelled", "finally"]
-        await rt.answer("r1", "yes")
-        assert await handle.result() == "yes"
-        assert left == ["cancelled", "finally", "finally"]
-
-
-async def test_def_bodies_unwind_in_their_threads_and_go_on_when_they_are_due(
-    make_runtime: MakeRuntime, clock: ManualClock
-) -> None:
-    left: list[Any] = []
-
-    @step
-    def approve(what: str) -> Any:
-        return blocking.ask(f"{what}?")
-
-    @flow
-    def body() -> list[Any]:
-        try:
-            blocking.sleep(100)
-            return [approve("inner"), blocking.receive("news")]
-        except Exception as error:
-            left.append(error)
-            raise
-        finally:
-            left.append("finally")
-
-    async with make_runtime() as rt:
-        handle = await rt.start(body, id="r1")
-        await until_event(rt, "r1", "waiting")
-        clock.advance(100)
-        await until_event(rt, "r1", "waiting", 2)
-        await rt.answer("r1", "yes")
-        await until_event(rt, "r1", "waiting", 3)
-        await rt.send("r1", "news", "good")
-        assert await handle.result() == ["yes", "good"]
-        assert left == ["finally"] * 4
-
-
-async def test_a_thread_that_swallows_being_let_go_cannot_use_a_verb_or_return_any_more(
-    make_runtime: MakeRuntime,
-) -> None:
-    swallowed = 0
-
-    @flow
-    def body() -> str:
-        nonlocal swallowed
-        for _ in range(3):
-            try:
-                return str(blocking.ask("Go on?", key="one"))
-            except Suspended:
-                swallowed += 1
-        return "stubborn"
-
-    async with make_runtime() as rt:
-        handle = await rt.start(body, id="r1")
-        await until_status(rt, "r1", "waiting")
-        assert swallowed >= 1
-        await rt.answer("r1", "yes")
-        assert await handle.result() == "yes"
-
-
-async def test_a_body_that_swallows_being_let_go_is_let_go_all_the_same(make_runtime: MakeRuntime) -> None:
-    swallowed = 0
-
-    @flow
-    async def body() -> str:
-        nonlocal swallowed
-        while True:
-            try:
-                return str(await ask("Go on?", key=f"k{swallowed}"))
-            except asyncio.CancelledError:
-                swallowed += 1
-                if swallowed > 3:
-                    return "stubborn"
-
-    async with make_runtime() as rt:
-        handle = await rt.start(body, id="r1")
-        await until_status(rt, "r1", "waiting")
-        assert swallowed == 4
-        swallowed = 0
-        await rt.answer("r1", "yes")
-        assert await handle.result() == "yes"
-
-
-async def test_a_body_that_swallows_every_cancellation_does_not_stop_the_others(make_runtime: MakeRuntime) -> None:
-    stop, rounds = threading.Event(), 0
-
-    @flow
-    async def stubborn() -> str:
-        nonlocal rounds
-        while not stop.is_set():
-            try:
-                return str(await ask("Go on?", key=f"k{rounds}"))
-            except asyncio.CancelledError:
-                rounds += 1
-        return "stubborn"
-
-    timer = threading.Timer(10.0, stop.set)  # so that the test fails instead of standing still
-    timer.start()
-    async with make_runtime() as rt:
-        await rt.start(stubborn, id="r1")
-        while rounds < 10:
-            await asyncio.sleep(0)
-        assert await rt.run(Pipeline("other", [lambda state: 7]), id="r2") == 7
-        assert not stop.is_set()
-        stop.set()
-        timer.cancel()
-        await until_status(rt, "r1", "waiting")
-
-
-# How much it takes
-
-
-async def test_waiting_runs_hold_no_slot(make_runtime: MakeRuntime) -> None:
-    async with make_runtime(concurrency=2) as rt:
-        handles = [await rt.start(approval, f"n{number}", id=f"r{number}") for number in range(6)]
-        for handle in handles:
-            await until_status(rt, handle.id, "waiting")
-        assert await rt.run(Pipeline("other", [lambda state: 7]), id="other") == 7
-        for handle in handles:
-            await rt.answer(handle.id, "go")
-        assert [await handle.result() for handle in handles] == [f"n{number}: go" for number in range(6)]
-
-
-async def test_many_waiting_runs_do_not_make_waking_one_of_them_dear(
-    make_runtime: MakeRuntime, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count, store = 300, CountingStore(make_store())
-    monkeypatch.setattr(waking, "SWEEP_EACH", 3600.0)
-    async with make_runtime(store) as rt:
-        for number in range(count):
-            await rt.start(approval, "launch", id=f"r{number}")
-        for number in range(count):
-            await until_status(rt, f"r{number}", "waiting")
-        store.queries = store.heads = store.claims = 0
-        for number in range(10):
-            await rt.answer(f"r{number}", "go")
-            await RunHandle[str](rt, f"r{number}").result()
-        assert store.claims == 10
-        # Each is found by itself; all of them are read once in a while only, which was when they began to wait.
-        assert store.heads <= 10 * 5
-
-
-async def test_many_that_are_followed_while_they_wait_do_not_ask_for_each_at_every_change(
-    make_runtime: MakeRuntime, make_store: MakeStore
-) -> None:
-    count, store = 100, CountingStore(make_store())
-    async with make_runtime(store) as rt:
-        handles = [await rt.start(approval, "launch", id=f"r{number}") for number in range(count)]
-        following = [asyncio.ensure_future(handle.result()) for handle in handles]
-        for handle in handles:
-            await until_status(rt, handle.id, "waiting")
-        await rt.answer("r0", "go")
-        await following[0]
-        store.queries = 0
-        for number in range(1, 11):
-            await rt.answer(f"r{number}", "go")
-            assert await following[number] == "launch: go"
-        assert store.queries < 5 * count
-        for one in following:
-            one.cancel()
-
-
-async def test_a_waiting_run_that_cannot_be_taken_up_is_not_claimed_all_the_time(
-    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = CountingStore(make_store())
-    async with make_runtime(store) as rt:
-        await rt.start(approval, "launch", id="r1")
-        await until_status(rt, "r1", "waiting")
-
-        async def damaged(*args: Any) -> Any:
-            raise LookupError("damaged")
-
-        monkeypatch.setattr(rt._now().engine.taking, "take", damaged)
-        monkeypatch.setattr(waking, "POLL", 0.0)  # so that it is looked at all the time
-        store.claims = 0
-        await rt.answer("r1", "go")
-        while not store.claims:
-            await asyncio.sleep(0.005)
-        for _ in range(20):
-            await rt._now().waker._look()
-        assert store.claims <= 2  # both this test and the runtime itself may have been the first to look
-        for _ in range(2):  # but for whoever asks for it
-            with pytest.raises(LookupError, match="damaged"):
-                await rt.run(approval, "launch", id="r1")
 
 
 # What comes while it is being let go
