@@ -157,6 +157,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Ids of mail that this commit moves into the log."""
     rebase: Entry | None = None
     """Replaces the entry of the same seq by a full snapshot; everything before it is dropped."""
+    heard: int | None = None
+    """The last mail that its owner knows of; refused when more has come. None: whatever has come."""
 
 
 class Refusal(StrEnum):
@@ -168,6 +170,8 @@ class Refusal(StrEnum):
     """The id of a new run is taken."""
     GAP = "gap"
     """The first entry does not follow the last one in the log."""
+    UNHEARD = "unheard"
+    """Mail has come that the owner does not know of yet, and wants to before it writes this."""
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):

@@ -112,6 +112,20 @@ async def test_mail_gets_its_number_when_the_mail_before_it_can_be_seen(
     assert [mail.body for mail in reply.mail] == [b"1", b"2"]
 
 
+async def test_mail_that_comes_while_the_end_of_a_run_waits_for_its_row_is_heard_first(
+    stores: list[PostgresStore], postgres: PostgresServer, admin: psycopg.Connection[Any]
+) -> None:
+    await stores[0].commit([create("run"), create("other")])
+    admin.execute(statements._POST_MAIL, ("run", "cancel", "1", None))
+    end = HeadChange(status="completed", owner=None)
+    batch = [commit(run, 2, change=end, heard=0) for run in ("run", "other")]
+    ending = asyncio.create_task(stores[0].commit(batch))
+    assert await waits(postgres, ending, admin)
+    admin.commit()
+    replies = await asyncio.wait_for(ending, AT_MOST)
+    assert [reply.refused for reply in replies] == [Refusal.UNHEARD, None]
+
+
 async def test_what_is_written_while_a_run_is_being_deleted_goes_with_it(
     stores: list[PostgresStore], postgres: PostgresServer, admin: psycopg.Connection[Any]
 ) -> None:

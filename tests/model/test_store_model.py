@@ -170,16 +170,20 @@ class StoreMachine(RuleBasedStateMachine):
         return [mail.id for mail in reply.mail]
 
     def committed(self, *batch: tuple[Commit, list[int]]) -> None:
-        """Commit to both; each commit takes the mail at these places of its run's inbox."""
+        """Commit to both; each commit takes the mail at these places of its run's inbox.
+
+        One with `heard` knows of so many that wait there.
+        """
 
         def ask(store: Store) -> Coroutine[Any, Any, list[Reply]]:
             waiting = {commit.run: self.waiting(store, commit.run) for commit, _ in batch}
-            return store.commit(
-                [
-                    replace(commit, take=tuple(waiting[commit.run][n] for n in places if n < len(waiting[commit.run])))
-                    for commit, places in batch
-                ]
-            )
+
+            def with_mail(commit: Commit, places: list[int]) -> Commit:
+                ids = waiting[commit.run]
+                heard = commit.heard and [0, *ids][min(commit.heard, len(ids))]
+                return replace(commit, take=tuple(ids[n] for n in places if n < len(ids)), heard=heard)
+
+            return store.commit([with_mail(commit, places) for commit, places in batch])
 
         found, expected = self.both(ask)
         assert [reply.refused for reply in found] == [reply.refused for reply in expected]
@@ -222,7 +226,10 @@ class StoreMachine(RuleBasedStateMachine):
             rebase = replace(rebase, body=b'"snapshot"', check="rebased")
             change = replace(change or HeadChange(), base=rebase.seq, floor=rebase.seq)
         places = data.draw(st.lists(st.integers(0, 3), max_size=2, unique=True))
-        return Commit(run=run, owner=by, fence=fence, entries=entries, change=change, rebase=rebase), places
+        heard = data.draw(st.sampled_from([None, None, 0, 1, 2, 9]))
+        return Commit(
+            run=run, owner=by, fence=fence, entries=entries, change=change, rebase=rebase, heard=heard
+        ), places
 
     @precondition(lambda self: any(self.done_by_model(self.model.read_heads(RUNS))))
     @rule(run=runs, data=st.data())

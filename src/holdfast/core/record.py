@@ -115,6 +115,8 @@ def refusal(record: Ledger | None, commit: Commit) -> Refusal | None:
         last = entry.seq
     if commit.rebase is not None and not first <= commit.rebase.seq <= last:
         return Refusal.GAP
+    if commit.heard is not None and record is not None and any(mail.id > commit.heard for mail in record.inbox):
+        return Refusal.UNHEARD
     return None
 
 

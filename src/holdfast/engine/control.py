@@ -53,6 +53,8 @@ class Control(msgspec.Struct, eq=False):
     """Hand it back at once, in the middle of the step."""
     wanted: bool = False
     """Whether there is anything to honour."""
+    heard: int = 0
+    """The last mail that has come in."""
     _checkpoints: dict[int, Mail] | None = None
     _seen: dict[int, str] | None = None
     """What has come in by mail, by its id: of what kind it is."""
@@ -65,9 +67,16 @@ class Control(msgspec.Struct, eq=False):
 
     def deliver(self, mail: Iterable[Mail]) -> None:
         """Take in mail; what has been seen before changes nothing."""
+        others = self.hear(mail)
+        if others:
+            self._told.deliver(others)
+
+    def hear(self, mail: Iterable[Mail]) -> list[Mail]:
+        """Take in what is wanted of the run; the rest of the mail, which is for its code."""
         before = self.cancel, self.pause, len(self._checkpoints or ())
         others = []
         for item in mail:
+            self.heard = max(self.heard, item.id)
             if item.kind in WANTED:
                 others.append(item)
                 continue
@@ -81,8 +90,7 @@ class Control(msgspec.Struct, eq=False):
                 self._checkpoints = {**(self._checkpoints or {}), item.id: item}
         if before != (self.cancel, self.pause, len(self._checkpoints or ())):
             self._want()
-        if others:
-            self._told.deliver(others)
+        return others
 
     def take_checkpoints(self) -> list[Mail]:
         """The mail that asks for a checkpoint, which is honoured by it."""

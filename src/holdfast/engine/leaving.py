@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.codec import dumps
+from holdfast.engine.writer import Mark, UnheardError
 from holdfast.errors import (
     HoldfastError,
     RunCancelledError,
@@ -19,7 +20,6 @@ from holdfast.model import Kind, RunStatus
 if TYPE_CHECKING:
     from holdfast.engine.runner import Runner
     from holdfast.engine.waits import Waits
-    from holdfast.engine.writer import Mark
 
 _COMPLETED, _COMPLETED_MARK = RunStatus.COMPLETED, Kind.COMPLETED  # slow to find in their enums
 _LEFT_OFTEN = 3  # times that a run was let go without having come to a question that was answered
@@ -38,7 +38,8 @@ class Outcome:
 
 async def completed(runner: Runner) -> Outcome:
     """With its result, which is in the log from now on."""
-    await runner.saving.leave(_COMPLETED, [(_COMPLETED_MARK, runner.came_to)])
+    if not await _has_ended(runner, _COMPLETED, [(_COMPLETED_MARK, runner.came_to)]):
+        return await cancelled(runner)
     return Outcome(runner.result())
 
 
@@ -46,8 +47,26 @@ async def failed(runner: Runner, marks: list[Mark], step: str, error: str, trace
     """For good, until somebody resumes or rewinds it. The marks come before its end in the log."""
     body = {"step": step, "error": error, **({"trace": trace} if trace else {})}
     shown = dumps({"step": step, "error": error})
-    await runner.saving.leave(RunStatus.FAILED, [*marks, (Kind.FAILED, body)], error=shown)
+    if not await _has_ended(runner, RunStatus.FAILED, [*marks, (Kind.FAILED, body)], error=shown):
+        return await cancelled(runner)
     return Outcome(error=RunFailedError(runner.writer.run, step, error))
+
+
+async def _has_ended(runner: Runner, status: RunStatus, marks: list[Mark], **fields: Any) -> bool:
+    """False when the run is to be cancelled instead, as was wanted of it before its end was written.
+
+    The store refuses an end as long as it has mail that was not heard of here: whoever was told that a run
+    is to be cancelled was told the truth.
+    """
+    while True:
+        try:
+            await runner.saving.leave(status, marks, heard=runner.control.heard, **fields)
+        except UnheardError:
+            runner.control.hear(await runner.writer.look())
+            if runner.control.cancel is not None:
+                return False
+        else:
+            return True
 
 
 async def stopped(runner: Runner) -> Outcome:

@@ -30,6 +30,10 @@ _SIGNAL, _RECEIVED = Kind.SIGNAL, Kind.RECEIVED
 _NOT_BEGUN = frozenset({RunStatus.WAITING, RunStatus.PENDING})
 
 
+class UnheardError(Exception):
+    """Mail has come that is to be heard first; nothing was written."""
+
+
 class Progress(msgspec.Struct, gc=False):
     """Where a run has come to since its last checkpoint."""
 
@@ -99,18 +103,22 @@ class RunWriter:
         take: tuple[int, ...] = (),
         drop_history: bool = False,
         under_way: bool = False,
+        heard: int | None = None,
         **fields: Any,
     ) -> tuple[Mail, ...]:
         """Commit the progress and the marks together; gives the mail that waits for the run.
 
         `under_way` says that a step of the run is: it is running, and not in a crash loop if something was finished.
         A status other than running gives the run up as well. When this raises StoreError, nothing is
-        known to have been written; OwnershipLostError says that another owner has it, and nothing was.
+        known to have been written; OwnershipLostError says that another owner has it, and nothing was;
+        UnheardError that mail has come after the last one that was `heard`.
         """
         if self.closed:
             raise OwnershipLostError(self.run, self.fence)
         while True:
-            commit, landed = self._prepared(marks, progress, extra, status, take, fields, drop_history, under_way)
+            commit, landed = self._prepared(
+                marks, progress, extra, status, take, fields, drop_history, under_way, heard
+            )
             try:
                 reply = await self._committer.commit(commit)
             except StoreError:
@@ -120,6 +128,8 @@ class RunWriter:
                 raise
             if reply.refused is None:
                 break
+            if reply.refused is Refusal.UNHEARD:
+                raise UnheardError
             if reply.refused is not Refusal.GAP or not self._in_doubt:
                 self.closed = self.given_up = True
                 raise OwnershipLostError(self.run, self.fence)
@@ -141,6 +151,7 @@ class RunWriter:
         fields: dict[str, Any],
         drop_history: bool,
         under_way: bool,
+        heard: int | None,
     ) -> tuple[Commit, _Landed]:
         """The commit behind what the store is known to hold, and what is counted once it is there."""
         now, stepped = self._clock.now(), progress is not None
@@ -167,6 +178,7 @@ class RunWriter:
             change=change,
             take=take,
             rebase=rebase,
+            heard=heard,
         )
         return commit, _Landed(entries, change, progress, segment)
 

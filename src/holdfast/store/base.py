@@ -62,7 +62,9 @@ class Store(ABC):
         - is refused (STALE) unless the run, or the head in `create`, has this owner and fence;
         - is refused (GAP) unless the seqs of its entries follow one another and the last one in the log (a
           new log has an entry and begins at 1), and unless `rebase` names an entry that is in the log or
-          in this commit.
+          in this commit;
+        - is refused (UNHEARD) when mail waits whose id is above `heard`. Whoever posts mail and then reads a head in
+          which such a commit has not been done yet knows that it will be refused.
         An empty commit writes nothing: it asks for the mail and whether the fence still holds. The mail in the
         reply is that after this commit or after the batch.
         """

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from holdfast.store.columns import STORED
 from holdfast.store.postgres.rows import FLOATS, INTS, MAIL_COLUMNS
 
-ACCEPTED, STALE, GAP = 0, 1, 2
+ACCEPTED, STALE, GAP, UNHEARD = 0, 1, 2, 3
 NEVER = -1
 """An `after` that no run has come to: the commit is refused as a gap."""
 
@@ -32,6 +32,7 @@ class Parts(NamedTuple):
     """What of heads is changed."""
     take: bool = False
     rebase: bool = False
+    heard: bool = False
 
 
 Columns = tuple[tuple[str, str], ...]
@@ -69,6 +70,7 @@ ENDING = ("status", "owner", "ended_at")
 """What most commits change that change anything."""
 BIT = {name: 1 << bit for bit, name in enumerate(ANYTHING)}
 _TAKE = (("take", "text"),)
+_HEARD = (("heard", "bigint"),)
 _REBASE = (
     ("rebase", "bigint"),
     ("inside", "bigint"),
@@ -113,6 +115,7 @@ def columns(parts: Parts) -> Columns:
         *((f"new_{name}", kind) for name, kind in CHANGEABLE if name in parts.change),
         *(_TAKE if parts.take else ()),
         *(_REBASE if parts.rebase else ()),
+        *(_HEARD if parts.heard else ()),
     )
 
 
@@ -123,11 +126,11 @@ def commit_statement(parts: Parts) -> str:
     lock = "order by r.id for no key update of r" if parts.writes else ""
     return f"""
     with held as materialized (
-      select g.*, r.n, r.owner as held_by, r.fence as held_under, r.seq as reached
+      select g.*, r.n, r.owner as held_by, r.fence as held_under, r.seq as reached, r.mailed
       from unnest({_arrays(given)}) as g ({_names(given)}) join runs r on r.id = g.run {lock}
     ), judged as materialized (
       select *, case when held_by is distinct from by or held_under <> under then {STALE}
-        when after <> reached {_missing(parts)} then {GAP} else {ACCEPTED} end as refused
+        when after <> reached {_missing(parts)} then {GAP} {_unheard(parts)} else {ACCEPTED} end as refused
       from held
     ) {_writes(parts) if parts.writes else ""}
     select found.count, j.place, j.refused, {MAIL_COLUMNS}
@@ -145,6 +148,19 @@ def _missing(parts: Parts) -> str:
         return ""
     return """or (rebase is not null and inside is null
           and not exists (select 1 from entries e where e.n = held.n and e.seq = held.rebase))"""
+
+
+def _unheard(parts: Parts) -> str:
+    """Whether mail waits that came after the last one heard of.
+
+    What was posted while the lock was waited for is not seen by a statement that began before. But then the count of
+    mail in the locked row, which is the newest, is another one than in the row as the statement sees it.
+    """
+    if not parts.heard:
+        return ""
+    return f"""when heard is not null and (
+          exists (select 1 from inbox i where i.n = held.n and not i.taken and i.id > heard)
+          or mailed <> (select s.mailed from runs s where s.n = held.n)) then {UNHEARD}"""
 
 
 def _writes(parts: Parts) -> str:

@@ -101,6 +101,7 @@ MIGRATIONS: list[str] = [
     ) with (fillfactor = 50);
     """,
     f"create unique index {NUMBERS} on runs (n)",
+    "alter table runs add column mailed bigint not null default 0",  # how often mail has come
 ]
 
 _ABOUT = """

@@ -37,7 +37,8 @@ class Statement(NamedTuple):
 
 def is_step(commit: Commit) -> bool:
     """Whether it is the usual commit: one entry and nothing else."""
-    return len(commit.entries) == 1 and not (commit.create or commit.change or commit.take or commit.rebase)
+    usual = len(commit.entries) == 1 and commit.heard is None
+    return usual and not (commit.create or commit.change or commit.take or commit.rebase)
 
 
 def nobodys() -> list[Statement]:
@@ -45,7 +46,7 @@ def nobodys() -> list[Statement]:
     new = [*_none(commits.NEW_RUN), *_none(commits.NEW_ENTRY), Int8(0)]
     others = [
         Statement([], commits.commit_statement(parts), [*_none(commits.columns(parts)), Int8(0)], makes_runs=False)
-        for parts in (Parts(), Parts(change=commits.ENDING))
+        for parts in (Parts(), Parts(change=commits.ENDING, heard=True))
     ]
     return [Statement([], commits.CREATE_RUNS, new, makes_runs=True), *others]
 
@@ -111,14 +112,16 @@ def _change(some: list[Placed]) -> Statement:
             given.append((place, commit.run, commit.owner, commit.fence, entry.seq - 1, *_columns_of(entry)))
     else:
         changes = [{} if commit.change is None else commit.change.fields() for _, commit in some]
+        change = _changed(changes)
         parts = Parts(
             writes=not all(is_empty(commit) for _, commit in some),
-            change=_changed(changes),
+            change=change,
             take=any(commit.take for _, commit in some),
             rebase=any(commit.rebase is not None for _, commit in some),
+            heard=bool(change) or any(commit.heard is not None for _, commit in some),
         )
-        for (place, commit), change in zip(some, changes, strict=True):
-            given += _rows(place, commit, change, parts)
+        for (place, commit), fields in zip(some, changes, strict=True):
+            given += _rows(place, commit, fields, parts)
     bound = _bound(commits.columns(parts), given)
     return Statement(some, commits.commit_statement(parts), [*bound, Int8(len(some))], makes_runs=False)
 
@@ -158,6 +161,8 @@ def _more(commit: Commit, change: dict[str, Any], parts: Parts) -> tuple[Any, ..
         more.append(f"{{{','.join(map(str, commit.take))}}}" if commit.take else None)
     if parts.rebase:
         more += _rebase(commit.rebase, commit.entries)
+    if parts.heard:
+        more.append(commit.heard)
     return tuple(more)
 
 

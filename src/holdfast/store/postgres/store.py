@@ -33,12 +33,14 @@ _READ_ENTRIES = f"""
     where e.n = (select r.n from runs r where r.id = $1) and e.seq > $2 and e.seq <= $3 order by e.seq limit $4
 """
 # The run is locked first, so that the ids of its mail rise in the order in which it becomes visible, and no mail is
-# put down for a run that is just being deleted.
+# put down for a run that is just being deleted. It is counted, so that a commit that has waited for this lock knows.
 _POST_MAIL = """
     with run as materialized (select r.n, r.id from runs r where r.id = $1 for no key update), posted as (
       insert into inbox (n, run, kind, body, key, at)
       select run.n, run.id, $2, $3, $4, extract(epoch from clock_timestamp()) from run
       on conflict (n, key) where key is not null do nothing returning 1
+    ), counted as (
+      update runs r set mailed = r.mailed + 1 from run, posted where r.id = run.id
     )
     select (select count(*) from run), (select count(*) from posted)
 """

@@ -27,7 +27,7 @@ from holdfast.store.postgres.statements import Placed, Statement, is_step, nobod
 from holdfast.store.postgres.trouble import said
 
 _ACCEPTED = Reply()
-_REFUSALS = {commits.STALE: Refusal.STALE, commits.GAP: Refusal.GAP}
+_REFUSALS = {commits.STALE: Refusal.STALE, commits.GAP: Refusal.GAP, commits.UNHEARD: Refusal.UNHEARD}
 _TRIES = 5
 _Replies = list[Reply | None]
 _MAIL = f"""

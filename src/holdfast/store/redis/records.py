@@ -186,6 +186,7 @@ def _packed(commit: Commit) -> list[Any]:
         [] if rebase is None else [rebase.seq, raw(entry_text(rebase)), raw(rebase.cursor), raw(text_of(rebase.at))],
         not (commit.create is None and commit.change is None and commit.rebase is None and not commit.take)
         and not is_empty(commit),
+        -1 if commit.heard is None else commit.heard,
     ]
 
 

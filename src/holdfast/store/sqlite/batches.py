@@ -65,7 +65,8 @@ def _are_apart(commits: Sequence[Commit]) -> bool:
 
 def _is_step(commit: Commit) -> bool:
     """Whether it is the usual commit: one entry and nothing else."""
-    return len(commit.entries) == 1 and not (commit.create or commit.change or commit.take or commit.rebase)
+    usual = len(commit.entries) == 1 and commit.heard is None
+    return usual and not (commit.create or commit.change or commit.take or commit.rebase)
 
 
 def _is_plain(commit: Commit) -> bool:
@@ -73,6 +74,8 @@ def _is_plain(commit: Commit) -> bool:
     entries = commit.entries
     if commit.rebase or commit.take or not entries or (commit.create is not None and entries[0].seq != 1):
         return False
+    if commit.heard is not None and not (commit.change is not None and commit.change.fields()):
+        return False  # what is changed of a head is what looks at the mail
     return len(entries) == 1 or all(after.seq == before.seq + 1 for before, after in pairwise(entries))
 
 
@@ -99,5 +102,5 @@ def updates_of(commits: Sequence[Commit]) -> Updates:
         if changes:
             values = updates.setdefault(tuple(changes), [])
             values += sql.change_values(changes)
-            values += (commit.run, commit.fence)
+            values += (commit.run, commit.fence, commit.heard)
     return updates

@@ -89,6 +89,8 @@ LAST_SEQ = """
     where id between (select n from runs where id = ?1) << 32
       and (select n from runs where id = ?1) << 32 | 4294967295
 """
+_UNHEARD = "exists (select 1 from inbox i where i.n = {n} and i.taken = 0 and i.id > {heard})"
+HAS_UNHEARD = f"select {_UNHEARD.format(n='(select n from runs where id = ?1)', heard='?2')}"
 HAS_ENTRY = "select 1 from entries where id = ((select n from runs where id = ?1) << 32) | ?2"
 LAST_PLACE = "select max(place) from entries"
 WRITTEN_SINCE = f"{HAS_ENTRY} and fence = ?3 and place > ?4"
@@ -184,17 +186,21 @@ def change_values(changes: dict[str, Any]) -> list[Any]:
 
 def update_width(names: tuple[str, ...]) -> int:
     """How many values `update_runs` takes for a row; the owner is bound once, behind all rows."""
-    return len(names) + 2
+    return len(names) + 3
 
 
 @cache
 def update_runs(names: tuple[str, ...], rows: int) -> str:
-    """The statement that sets these fields of so many runs; the names come from HeadChange, never from data."""
+    """The statement that sets these fields of so many runs; the names come from HeadChange, never from data.
+
+    Nothing of a run to which more mail has come than was heard of.
+    """
     at = len(names)
     return f"""
     update runs set {", ".join(f"{name} = g.column{place}" for place, name in enumerate(names, start=1))}
     from ({_values(update_width(names), rows)}) g
     where runs.id = g.column{at + 1} and runs.fence = g.column{at + 2} and runs.owner = ?
+      and (g.column{at + 3} is null or not {_UNHEARD.format(n="runs.n", heard=f"g.column{at + 3}")})
 """
 
 

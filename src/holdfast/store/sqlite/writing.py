@@ -179,9 +179,11 @@ def _refusal(connection: apsw.Connection, commit: Commit) -> Refusal | None:
     seqs = [last, *(entry.seq for entry in commit.entries)]
     if any(after != before + 1 for before, after in pairwise(seqs)) or seqs == [0]:
         return Refusal.GAP
-    if commit.rebase is not None and commit.rebase.seq not in seqs[1:]:
-        there = connection.execute(sql.HAS_ENTRY, (commit.run, commit.rebase.seq)).get
-        return None if there else Refusal.GAP
+    rebase = None if commit.rebase is None else commit.rebase.seq
+    if rebase and rebase not in seqs[1:] and connection.execute(sql.HAS_ENTRY, (commit.run, rebase)).get is None:
+        return Refusal.GAP
+    if commit.heard is not None and connection.execute(sql.HAS_UNHEARD, (commit.run, commit.heard)).get:
+        return Refusal.UNHEARD
     return None
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from holdfast.model import HeadChange, Mail, Posted, Query, Reply
+from holdfast.model import HeadChange, Mail, Posted, Query, Refusal, Reply
 from holdfast.store.base import Store
-from holdfast.testing.build import BOB, commit, create
+from holdfast.testing.build import BOB, commit, create, entry
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.contract.base import ContractBase
 from holdfast.testing.contract.logs import HOSTILE_JSON, HOSTILE_TEXTS
@@ -130,6 +131,75 @@ class MailContract(ContractBase):
         await self.write(store, commit("b", take=(before[0].id,)))
         await self.write(store, commit("b", take=(before[0].id,)))
         assert await self.mail(store, "b") == before[1:]
+
+    @pytest.mark.parametrize(
+        "what",
+        [
+            {"entries": (entry(3),), "change": HeadChange(status="completed", owner=None)},
+            {"entries": (entry(3), entry(4)), "change": HeadChange(status="failed", owner=None, error=b'"x"')},
+            {"entries": (entry(3),)},
+            {"entries": (entry(3),), "rebase": entry(2, body=b'"snapshot"')},
+            {"change": HeadChange(attempt=2)},
+            {},
+        ],
+        ids=["an end", "another end", "a step", "a rebase", "a change", "nothing"],
+    )
+    async def test_a_commit_is_refused_whole_until_its_owner_has_heard_of_all_mail(
+        self, store: Store, what: dict[str, Any]
+    ) -> None:
+        await self.write(store, create("run"), commit("run", 2))
+        await store.post_mail("run", Mail("send"))
+        await store.post_mail("run", Mail("cancel"))
+        first, second = (mail.id for mail in await self.mail(store))
+        before = await self.all_of(store)
+        for heard in (0, first):
+            (reply,) = await store.commit([commit("run", heard=heard, **what)])
+            assert reply.refused is Refusal.UNHEARD
+            assert await self.all_of(store) == before
+        await self.write(store, commit("run", heard=second, **what))
+
+    async def test_of_mail_that_was_taken_nobody_need_have_heard(self, store: Store) -> None:
+        await self.write(store, create("run"))
+        await store.post_mail("run", Mail("answer", key="k"))
+        await store.post_mail("run", Mail("send"))
+        taken = tuple(mail.id for mail in await self.mail(store))
+        await self.write(store, commit("run", 2, take=taken))
+        await self.write(store, commit("run", 3, heard=0))
+        await store.post_mail("run", Mail("send"))
+        (mail,) = await self.mail(store)
+        end = HeadChange(status="completed", owner=None)
+        await self.write(store, commit("run", 4, take=(mail.id,)), commit("run", 5, heard=0, change=end))
+
+    async def test_of_many_ends_in_a_batch_those_are_refused_whose_owner_has_not_heard_of_all(
+        self, store: Store
+    ) -> None:
+        runs = [f"run-{n:02}" for n in range(40)]
+        await self.write(store, *map(create, runs))
+        for run in runs[::7]:
+            await store.post_mail(run, Mail("cancel"))
+        end = HeadChange(status="completed", owner=None, ended_at=5.0)
+        replies = await store.commit([commit(run, 2, change=end, heard=0) for run in runs])
+        refused = [run for run, reply in zip(runs, replies, strict=True) if reply.refused is Refusal.UNHEARD]
+        assert refused == runs[::7]
+        heads = await store.read_heads(runs)
+        assert [head.id for head in heads if head is not None and head.status == "running"] == refused
+
+    async def test_whoever_posts_mail_and_then_sees_the_run_go_on_is_heard_before_it_ends(self, store: Store) -> None:
+        runs = [f"run-{n:02}" for n in range(20)]
+        await self.write(store, *map(create, runs))
+        end = HeadChange(status="completed", owner=None)
+
+        async def ended(run: str) -> bool:
+            (reply,) = await store.commit([commit(run, 2, change=end, heard=0)])
+            return reply.refused is None
+
+        async def seen_to_go_on(run: str) -> bool:
+            await store.post_mail(run, Mail("cancel"))
+            return (await self.head(store, run)).status == "running"
+
+        for run in runs:
+            has_ended, goes_on = await asyncio.gather(ended(run), seen_to_go_on(run))
+            assert has_ended is not goes_on
 
     async def test_the_reply_to_a_commit_has_the_mail_that_still_waits(self, store: Store) -> None:
         await self.write(store, create("a"), create("b"))

@@ -1,11 +1,12 @@
 -- ARGV[2]: the batch, ARGV[3]: 'quiet' when nobody is to be called to what it gives up. Writes each commit wholly or
 -- refuses it; gives {what became of it, text, mail} for each.
 -- A commit: run, owner, fence, is new, flaw, first seq, entries, fields, cleared, taken, rebase {seq, entry, cursor, at},
--- whether it may move the run in the indexes, which a usual step does not.
+-- whether it may move the run in the indexes, which a usual step does not, the last mail heard of or -1.
 
 local batch = cmsgpack.unpack(ARGV[2])
 local runs, ahead, damage = {}, {}, {}  -- as they are, as the commits looked at so far will leave them, what is wrong
 local replies, afters = {}, {}
+local taken = {}  -- by run and id, the mail that the commits looked at so far will take
 
 -- The state after a commit, but for the mail that it takes.
 local function changed(s, c)
@@ -17,6 +18,15 @@ local function changed(s, c)
   return after
 end
 
+-- Whether mail waits that came after the last one that was heard of.
+local function is_unheard(run, s, heard)
+  if heard < 0 or tonumber(s.last_mail) <= heard then return false end
+  for _, id in ipairs(redis.call('HKEYS', of('mail', run))) do
+    if tonumber(id) > heard and not taken[run .. ' ' .. id] then return true end
+  end
+  return false
+end
+
 local function refusal(s, c)
   if c[4] and s then return 'exists' end
   if c[5] == 'stale' then return 'stale' end
@@ -25,6 +35,7 @@ local function refusal(s, c)
   if c[5] == 'gap' or (#c[7] > 0 and c[6] ~= last + 1) then return 'gap' end
   local rebase = c[11][1]
   if rebase and (rebase < first or rebase > last + #c[7]) then return 'gap' end
+  if s and is_unheard(c[1], s, c[13]) then return 'unheard' end
 end
 
 -- What becomes of a commit, in the state that those before it will leave. Everything that may be touched is looked at
@@ -40,6 +51,7 @@ local function look_at(c)
   local refused = refusal(s, c)
   if refused then return refused, '' end
   ahead[run] = changed(s or {}, c)
+  for _, id in ipairs(c[10]) do taken[run .. ' ' .. id] = true end
   local shared = c[12] and (check_shared() or (s and check_places(run, s)) or check_places(run, ahead[run]))
   if shared then return 'store', shared end
   return '', ''
