@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,6 +22,9 @@ from holdfast.store.base import Store
 
 _PAGE = 500
 _LOOK_AGAIN = 1.0
+_TRIES = 5
+
+T = TypeVar("T")
 
 
 def run_view(head: Head) -> Run:
@@ -170,14 +173,38 @@ class Reader:
                 return
             after = page[-1].seq
 
+    async def _newest(self, head: Head) -> list[Entry]:
+        """The newest segment of a run as it was when its head was read, whatever was written since."""
+        return await self._store.read_entries(head.id, after=head.base - 1, upto=head.seq)
+
+    async def _looked_at_again(self, head: Head, read: Callable[[Head], Awaitable[T]]) -> T:
+        """What `read` gives of the run.
+
+        Head and log are read one after the other. What does not fit together because the run was deleted in between,
+        or some of its history was dropped, is no damage: RunNotFoundError, or it is read again.
+        """
+        for _ in range(_TRIES):
+            try:
+                return await read(head)
+            except (StoreDamagedError, ResultExpiredError):
+                (now,) = await self._store.read_heads([head.id])
+                if now is None:
+                    raise RunNotFoundError(head.id) from None
+                if now == head:
+                    raise
+                head = now
+        return await read(head)
+
     async def point(self, head: Head, seq: int | None) -> Point | None:
         """The checkpoint of that seq, or the last one; None when the log has no such entry.
 
-        Raises NotACheckpointError when the entry is something else.
+        Raises NotACheckpointError when the entry is something else, RunNotFoundError when the run is gone.
         """
+        return await self._looked_at_again(head, lambda head: self._point(head, seq))
+
+    async def _point(self, head: Head, seq: int | None) -> Point | None:
         if seq is None:
-            entries = await self._store.read_entries(head.id, after=head.base - 1)
-            return last_kept(head, entries)
+            return last_kept(head, await self._newest(head))
         found = await self._store.read_entries(head.id, after=seq - 1, upto=seq)
         if not found or seq < head.floor:
             return None
@@ -313,7 +340,7 @@ class Reader:
             return None
         try:
             point = await self.point(head, seq)
-        except ResultExpiredError:
+        except (ResultExpiredError, RunNotFoundError):
             return None
         if point is None:
             return None
@@ -321,15 +348,21 @@ class Reader:
         return self.checkpoint(head, point, before[0] if before else None, raw=raw)
 
     async def result(self, head: Head, *, raw: bool = False) -> Any:
-        """The result of a completed run, built or as its tree."""
+        """The result of a run that was completed when its head was read, built or as its tree.
+
+        Raises RunNotFoundError when it is gone.
+        """
         codec = self._registry.codec(head.flow)
-        entries = await self._store.read_entries(head.id, after=head.base - 1)
+        tree = await self._looked_at_again(head, self._result)
+        return tree if raw else codec.decode(tree, path="result")
+
+    async def _result(self, head: Head) -> Tree:
+        entries = await self._newest(head)
         point = last_kept(head, entries)
         if entries[-1].kind != Kind.COMPLETED:
             raise StoreDamagedError(head.id, entries[-1].seq, "it is said to be completed but its log does not end so")
-        body = read_body(head.id, entries[-1])
-        tree = body.get("result", point.tree)
-        return tree if raw else codec.decode(tree, path="result")
+        tree: Tree = read_body(head.id, entries[-1]).get("result", point.tree)
+        return tree
 
     async def events(self, run: str, after: int | Event, follow: bool) -> AsyncIterator[Event]:
         """What happened in the run after that place; with `follow`, until the run has ended.
