@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,28 @@ async def test_a_run_whose_log_was_compacted_goes_on_from_its_last_checkpoint(tm
                 await handle.result()
             handle = await rt.resume("run")
         assert (await handle.result())["done"] == list(range(30))
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["a run that completes", "a run that fails"])
+@pytest.mark.parametrize("keep", [1, 2])
+async def test_rewinds_that_finish_no_step_leave_no_more_than_what_is_kept(
+    tmp_path: Path, fails: bool, keep: int
+) -> None:
+    def stop_at_last(step: int, state: dict[str, Any]) -> None:
+        if fails and step == 3:
+            raise OSError("again")
+        grow(step, state)
+
+    flow = Pipeline("flow", stop_at_last, total=4, policy=CheckpointPolicy(keep_latest=keep))
+    size = 5000
+    async with Runtime(f"sqlite:{tmp_path / 'runs.db'}", durability="process") as rt:
+        handle = await rt.start(flow, {"done": [], "text": "-" * size}, id="run")
+        for _ in range(12):
+            with pytest.raises(RunFailedError, match="again") if fails else nullcontext():
+                await handle.result()
+            handle = await rt.rewind("run")
+        with pytest.raises(RunFailedError, match="again") if fails else nullcontext():
+            await handle.result()
+        assert len([checkpoint async for checkpoint in rt.checkpoints("run")]) == keep
+        entries = await rt._now().store.read_entries("run")
+        assert sum(len(entry.body) for entry in entries) < (2 * keep + 2) * size

@@ -30,12 +30,13 @@ class Retention:
         """These entries are in the log now."""
         self._log += [(e.seq, e.at, len(e.body), e.kind in CHECKPOINT_KINDS) for e in entries]
 
-    def floor(self, seq: int, now: float) -> int:
-        """The oldest seq to keep once the checkpoint `seq` is written."""
+    def floor(self, seq: int | None, now: float) -> int | None:
+        """The oldest seq to keep: of the checkpoints that there are, and of `seq` when that becomes one now."""
         checkpoints = [(s, at) for s, at, _, is_checkpoint in self._log if is_checkpoint]
+        if seq is not None:
+            checkpoints.append((seq, now))
         policy = self._policy
-        kept = oldest_kept([*checkpoints, (seq, now)], keep_latest=policy.keep_latest, ttl=seconds(policy.ttl), now=now)
-        return seq if kept is None else kept
+        return oldest_kept(checkpoints, keep_latest=policy.keep_latest, ttl=seconds(policy.ttl), now=now)
 
     async def compacted(self, store: Store, run: str, floor: int) -> Entry | None:
         """The checkpoint at `floor` as a full snapshot when dropping what lies before it frees half; else None."""

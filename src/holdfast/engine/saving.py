@@ -86,7 +86,9 @@ class Saving:
             if self._retention is None and self._host.begun_journal is None:
                 mail = await self._writer.write(progress=progress)
             else:
-                mail = await self._writer.write(progress=progress, extra=self._carried(None), **self._new_floor())
+                mail = await self._writer.write(
+                    progress=progress, extra=self._carried(None), **self._new_floor(progress)
+                )
             self._wrote(saved=True)
             if mail:
                 self._control.deliver(mail)
@@ -106,7 +108,7 @@ class Saving:
         fields: dict[str, Any] = {}
         progress = self._progress(always=extra is not None)
         if progress is not None:
-            extra, fields = self._carried(extra), self._new_floor()
+            extra, fields = self._carried(extra), self._new_floor(progress)
         mail = await self._writer.write(marks, progress=progress, extra=extra, take=take, **fields)
         self._wrote(saved=progress is not None)
         if mail:
@@ -116,8 +118,11 @@ class Saving:
 
     async def _retain(self, retention: Retention) -> None:
         """Drop what need not be kept, where that is worth it."""
+        retention.added(self._writer.written)
+        await self._compact(retention)
+
+    async def _compact(self, retention: Retention) -> None:
         writer = self._writer
-        retention.added(writer.written)
         entry = await retention.compacted(self._around.store, writer.run, writer.floor)
         if entry is not None:
             await writer.replace_history(entry)
@@ -130,8 +135,9 @@ class Saving:
         ttl = seconds(self.policy.ttl)
         if ttl is not None:
             fields["expires_at"] = self._around.clock.now() + ttl
-        if progress is not None and self._retention is not None:
-            fields["floor"] = self._floor(self._retention)
+        if self._retention is not None and progress is None:
+            await self._compact(self._retention)  # of what was let go before: rewinds add checkpoints without a step
+        fields |= self._new_floor(progress)
         drop = status in ENDED and self.policy.deletes_history(success=status == _COMPLETED)
         await self._writer.write(
             marks,
@@ -148,13 +154,12 @@ class Saving:
         """The run has left: nothing more is saved."""
         del self._host
 
-    def _new_floor(self) -> dict[str, Any]:
-        if self._retention is None or (floor := self._floor(self._retention)) == self._writer.floor:
+    def _new_floor(self, progress: Progress | None) -> dict[str, Any]:
+        if self._retention is None:
             return {}
-        return {"floor": floor}
-
-    def _floor(self, retention: Retention) -> int:
-        return retention.floor(self._writer.seq + len(self._writer.marks_due) + 1, self._around.clock.now())
+        upcoming = None if progress is None else self._writer.seq + len(self._writer.marks_due) + 1
+        floor = self._retention.floor(upcoming, self._around.clock.now())
+        return {} if floor in (None, self._writer.floor) else {"floor": floor}
 
     def _progress(self, *, always: bool = False) -> Progress | None:
         return Progress(self.tree, self.cursor, self._unsaved, self._change) if self._unsaved or always else None
