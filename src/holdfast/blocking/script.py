@@ -37,14 +37,21 @@ def run(
     the second one at once; both raise RunInterruptedError, and the same call goes on later. A run that
     waits for something from outside raises RunWaitingError instead of keeping the script waiting.
     """
+    if _on_a_loop():
+        raise UsageError(
+            "holdfast.run blocks, and an event loop is running here (as in a notebook). Use `await rt.run(...)` inside "
+            "`async with Runtime(...) as rt`, or holdfast.blocking.Runtime."
+        )
+    return asyncio.run(run_with_signals(flow, input, id=id, store=store, metadata=metadata, **settings))
+
+
+def _on_a_loop() -> bool:
+    # A function of its own: whatever ran in the `except` would have this error as the context of all of its own.
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(run_with_signals(flow, input, id=id, store=store, metadata=metadata, **settings))
-    raise UsageError(
-        "holdfast.run blocks, and an event loop is running here (as in a notebook). Use `await rt.run(...)` inside "
-        "`async with Runtime(...) as rt`, or holdfast.blocking.Runtime."
-    )
+        return False
+    return True
 
 
 async def run_with_signals(
