@@ -6,12 +6,12 @@ import asyncio
 import logging
 import os
 import signal
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, Unpack
 
 import holdfast.runtime as face
+from holdfast.blocking.signals import told_to_the_loop
 from holdfast.engine.verbs import MISSING
 from holdfast.errors import UsageError
 from holdfast.flows.base import Flow
@@ -89,14 +89,9 @@ async def handing_back_on_signals(
         if on_signal is not None:
             on_signal(number)  # last: whatever it raises, the runtime closes
 
-    signals = (signal.SIGINT, signal.SIGTERM)
-    in_main = threading.current_thread() is threading.main_thread()
-    for number in signals if in_main else ():
-        loop.add_signal_handler(number, close, number)
-    try:
-        yield
-    finally:
-        if closing:
-            await asyncio.wait(closing)
-        for number in signals if in_main else ():
-            loop.remove_signal_handler(number)
+    with told_to_the_loop(close):
+        try:
+            yield
+        finally:
+            if closing:
+                await asyncio.wait(closing)
