@@ -14,7 +14,7 @@ import pytest
 from holdfast.cli.app import holdfast
 from holdfast.cli.codes import MEANING, table
 from holdfast.cli.waiting import Wait
-from holdfast.model import Ask, Call, Event, Run, Worker
+from holdfast.model import Ask, Call, Checkpoint, Event, Run, Worker
 from servers.postgres import PostgresServer
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -255,7 +255,15 @@ def test_the_documented_exit_codes_are_those_of_the_code() -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("RUN", Run), ("WORKER", Worker), ("ASK", Ask), ("CALL", Call), ("WAIT", Wait), ("EVENT", Event)],
+    [
+        ("RUN", Run),
+        ("WORKER", Worker),
+        ("CHECKPOINT", Checkpoint),
+        ("ASK", Ask),
+        ("CALL", Call),
+        ("WAIT", Wait),
+        ("EVENT", Event),
+    ],
 )
 def test_the_documented_shapes_are_those_of_the_code(name: str, shape: Any) -> None:
     found = re.search(rf"\b{name}: `([^`]*)`", DOCS.read_text())
