@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, step
+from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime, step
+from holdfast.blocking import Runtime as BlockingRuntime
 from holdfast.errors import UsageError
+from holdfast.store.sqlite import SqliteStore
 
 
 def nothing(state: Any) -> None:
@@ -37,6 +40,37 @@ WRONG: dict[str, Callable[[], Any]] = {
     "a name twice": lambda: Pipeline("p", [nothing, nothing]),
     "a step that is no function": lambda: Pipeline("p", [3]),  # type: ignore[list-item]
 }
+
+NO_STORES: dict[Any, str] = {
+    5: "5 is no store. Use sqlite:FILE",
+    b"x": "b'x' is no store. Use sqlite:FILE",
+    SqliteStore: "is no store.*or a store object",
+    "sqlite:a\0b": r"a\\x00b' has a character that no name",
+    "a\0b": r"a\\x00b' has a character that no name",
+    "file:\ud800": r"ud800' has a character that no name",
+    "sqlite::memory:": "Write memory: to keep runs in memory",
+    ":memory:": "Use .* or memory:",
+    "memory": "'memory' is a kind of store.*or memory:; for a file of that name, sqlite:memory",
+    "redis": "'redis' is a kind of store.*redis://HOST",
+}
+
+
+@pytest.mark.parametrize(("given", "told"), NO_STORES.items(), ids=map(ascii, NO_STORES))
+def test_what_is_no_store_is_refused_with_what_to_write(
+    given: Any, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=told):
+        Runtime(given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_may_have_the_name_of_a_kind_of_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given in ("sqlite:memory", "./redis", Path("file")):
+        with BlockingRuntime(given):
+            pass
+    assert all((tmp_path / name).is_file() for name in ("memory", "redis", "file"))
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)

@@ -12,6 +12,7 @@ from holdfast.errors import StoreUnavailableError, UsageError
 from holdfast.store.base import Store
 
 DEFAULT = ".holdfast/runs.db"
+_SCHEMES = ("sqlite", "file", "postgresql", "postgres", "redis", "rediss", "unix", "memory")
 _KINDS = "sqlite:FILE, file:FOLDER, postgresql://HOST/DATABASE, redis://HOST or memory:"
 
 
@@ -34,7 +35,7 @@ def locate(
         from holdfast.store.memory import MemoryStore
 
         return MemoryStore(clock, keep=False)
-    text = os.fspath(where)
+    text = _text_of(where)
     scheme, colon, rest = text.partition(":")
     if scheme == "memory" and colon:
         from holdfast.store.memory import MemoryStore
@@ -52,6 +53,13 @@ def locate(
         return _redis(text, create)
     if scheme == "sqlite" and colon:
         text = _path(rest, text)
+        if text == ":memory:":
+            raise UsageError("SQLite's :memory: is a database of one connection. Write memory: to keep runs in memory.")
+    elif isinstance(where, str) and text in _SCHEMES:
+        raise UsageError(
+            f"{text!r} is a kind of store, and which one is missing. Use {_KINDS}; for a file of that "
+            f"name, sqlite:{text}"
+        )
     elif colon and "/" not in scheme:
         raise UsageError(f"{_shown(text)}: no store is called {scheme!r}. Use {_KINDS}")
     if not text:
@@ -60,6 +68,22 @@ def locate(
     from holdfast.store.sqlite import SqliteStore
 
     return SqliteStore(text, clock=clock, durability=durability)
+
+
+def _text_of(where: object) -> str:
+    try:
+        text = os.fspath(where)  # type: ignore[call-overload]
+    except TypeError:
+        text = where
+    if not isinstance(text, str):
+        raise UsageError(f"{text!a} is no store. Use {_KINDS}, a database file's path as text, or a store object")
+    try:
+        encoded = os.fsencode(text)
+    except UnicodeEncodeError:
+        encoded = b"\0"
+    if b"\0" in encoded:
+        raise UsageError(f"{_shown(text)} has a character that no name of a file or a server has. Leave it out")
+    return text
 
 
 def _postgres(url: str, durability: Literal["power", "process"], create: bool) -> Store:
