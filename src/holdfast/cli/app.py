@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -14,7 +14,7 @@ from holdfast import __version__
 from holdfast.cli import demo, driving, reading, steering, talking, working
 from holdfast.cli.codes import Exit, code_of, table
 from holdfast.cli.explaining import Typed, error_object, message_of, trace_of
-from holdfast.cli.output import as_json, debugging, finish, out, prepare, say, say_trace, shown
+from holdfast.cli.output import OutputError, as_json, debugging, finish, out, prepare, say, say_trace, shown
 from holdfast.errors import HoldfastError, OwnershipLostError, UsageError
 
 _EPILOG = f"""\b
@@ -26,6 +26,17 @@ The store is --store, else $HOLDFAST_STORE, else .holdfast/runs.db. A run is nam
 one of its checkpoints RUN@SEQ. $HOLDFAST_APP is the default of --app."""
 
 
+def _print_option(*names: str, what: str, text: Callable[[click.Context], str]) -> click.Option:
+    """An option that prints a text as every result is printed, which click's own do not."""
+
+    def show(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if value and not context.resilient_parsing:
+            out(text(context))
+            context.exit()
+
+    return click.Option(names, is_flag=True, is_eager=True, expose_value=False, callback=show, help=what)
+
+
 class _InOrder(click.Group):
     """Lists the commands as they were added, not by the alphabet."""
 
@@ -33,10 +44,7 @@ class _InOrder(click.Group):
         return list(self.commands)
 
 
-@click.group(
-    cls=_InOrder, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
-)
-@click.version_option(__version__, prog_name="holdfast")
+@click.group(cls=_InOrder, epilog=_EPILOG, context_settings={"help_option_names": [], "max_content_width": 110})
 @click.option("--store", metavar="URL", hidden=True)
 @click.pass_context
 def holdfast(context: click.Context, store: str | None) -> None:
@@ -66,6 +74,14 @@ for _command in (
     reading.doctor,
 ):
     holdfast.add_command(_command)
+
+holdfast.params.append(
+    _print_option("--version", what="Show the version and exit.", text=lambda _: f"holdfast, version {__version__}")
+)
+for _command in (holdfast, *holdfast.commands.values()):
+    _command.params.append(
+        _print_option("-h", "--help", what="Show this message and exit.", text=click.Context.get_help)
+    )
 
 
 class _OneLine(logging.Handler):
@@ -106,12 +122,11 @@ def execute(arguments: Sequence[str]) -> int:
             code = _fail(UsageError(message), Exit.USAGE, message, json="--json" in arguments)
         finish()
         return int(code)
-    except BrokenPipeError:
+    except OutputError as error:
         _give_stdout_up()
-        return Exit.PIPE
-    except OSError as error:
-        _give_stdout_up()
-        _explain(f"the output could not be written: {error.strerror or error}")
+        if isinstance(error.__cause__, BrokenPipeError):
+            return Exit.PIPE
+        _explain(f"the output could not be written: {error}")
         return code or Exit.OUTPUT  # what else went wrong says more
     except (KeyboardInterrupt, click.Abort):
         _explain("interrupted")

@@ -21,7 +21,7 @@ from holdfast.blocking import Runtime
 from holdfast.cli.codes import Exit
 from holdfast.cli.demo_flow import DIE_AFTER, DIE_INSIDE, LEDGER
 from holdfast.cli.options import json_option, keep_store
-from holdfast.cli.output import as_json, out, shown
+from holdfast.cli.output import as_json, flush, out, shown
 from holdfast.core.ids import new_id
 from holdfast.errors import StoreUnavailableError
 
@@ -188,7 +188,7 @@ def _narrate(number: int, process: Process) -> None:
     origin = f"went on from {process.went_on_from}" if process.went_on_from else "started the run"
     out(f"{number}. process {process.pid} {origin}")
     out(f"   ran {', '.join(process.ran)}; {process.ended}")
-    sys.stdout.flush()
+    flush()
 
 
 def _conclude(found: Demo) -> None:

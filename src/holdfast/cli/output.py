@@ -13,7 +13,8 @@ import json
 import os
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,6 +49,19 @@ def pretty_json(value: Any) -> str:
     ).replace("\x7f", "\\u007f")
 
 
+class OutputError(Exception):
+    """A result could not be printed. Its cause is what the stream said."""
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """While inside, an OSError is one of our own streams. Raises OutputError; elsewhere it means something else."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(error.strerror or str(error)) from error
+
+
 class _Nowhere(io.TextIOWrapper):
     """In the place of a stream that this process was started without."""
 
@@ -56,8 +70,9 @@ class _Nowhere(io.TextIOWrapper):
 
 
 def out(text: str) -> None:
-    """A line on stdout."""
-    sys.stdout.write(f"{text}\n")
+    """A line on stdout. Raises OutputError."""
+    with printing():
+        sys.stdout.write(f"{text}\n")
     if isinstance(sys.stdout, _Nowhere):
         sys.stdout.lost = True
 
@@ -96,11 +111,18 @@ def _stand_in(name: str) -> io.TextIOWrapper:
     return _Nowhere(open(number, "wb", closefd=False), encoding="utf-8")
 
 
+def flush() -> None:
+    """Let others see what was printed so far. Raises OutputError."""
+    with printing():
+        sys.stdout.flush()
+
+
 def finish() -> None:
-    """Write what is left of the output. Raises OSError when it, or what came before, could not be written."""
-    sys.stdout.flush()
-    if isinstance(sys.stdout, _Nowhere) and sys.stdout.lost:
-        raise OSError(errno.EBADF, "stdout is closed")
+    """Write what is left of the output. Raises OutputError when it, or what came before, could not be written."""
+    flush()
+    with printing():
+        if isinstance(sys.stdout, _Nowhere) and sys.stdout.lost:
+            raise OSError(errno.EBADF, "stdout is closed")
 
 
 def print_table(
@@ -144,7 +166,8 @@ def _draw_table(columns: Sequence[str], rows: list[list[str]], crop: Sequence[st
     for row in rows:
         fields = zip(columns, row[: len(least)], strict=False)
         table.add_row(*(Text(f) if name == fold else Text(f, no_wrap=True, overflow="ellipsis") for name, f in fields))
-    console.print(table)
+    with printing():
+        console.print(table)
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:

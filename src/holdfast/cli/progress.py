@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import IO, Any, Self, TextIO, cast
 
 from holdfast.cli.commentary import Commentary
-from holdfast.cli.output import say, shown
+from holdfast.cli.output import printing, say, shown
 from holdfast.flows.base import Flow
 from holdfast.flows.pipeline import Pipeline
 from holdfast.model import Event
@@ -144,7 +144,8 @@ class Bar(Watch):
         )
         self._task = self._bar.add_task("", total=None, count="")
         self._step = ""
-        self._bar.start()
+        with printing():
+            self._bar.start()
         self._screen = Screen(self._bar.stop)
         if sys.stdout.isatty():
             sys.stdout = cast("TextIO", Printing(sys.stdout, self._screen))
@@ -152,9 +153,12 @@ class Bar(Watch):
         return self
 
     def __exit__(self, *problem: Any) -> None:
-        self._bar.stop()
-        self._screen.end_line(self._console.file)
-        sys.stdout, sys.stderr = self._streams
+        try:
+            with printing():
+                self._bar.stop()
+                self._screen.end_line(self._console.file)
+        finally:
+            sys.stdout, sys.stderr = self._streams
 
     def say(self, line: str) -> None:
         self._screen.end_line(self._console.file)

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from holdfast.errors import StoreUnavailableError
+from holdfast.store.readonly import why_unwritable
 
 _PATIENCE, _PAUSE = 0.2, 0.001  # seconds for those who look at a byte to let go of it, which takes them microseconds
 
@@ -63,7 +64,13 @@ class LocalOwners:
 
     def _file(self) -> _LockFile:
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = (os.getpid(), _lock_file(self._path))
+            try:
+                self._opened = (os.getpid(), _lock_file(self._path))
+            except OSError as error:
+                raise StoreUnavailableError(
+                    why_unwritable(self._path, self._path.parent)
+                    or f"{self._path}: {error.strerror or error}. Mend the cause and go on."
+                ) from error
         return self._opened[1]
 
     def hold(self, owner: str) -> None:

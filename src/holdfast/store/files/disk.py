@@ -20,6 +20,7 @@ from pathlib import Path
 from holdfast.core.ids import check_id
 from holdfast.errors import InvalidIdError, StoreUnavailableError
 from holdfast.faults import fault
+from holdfast.store.readonly import why_unwritable
 
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO in place of a file must not make us wait
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,7 +52,8 @@ def translated(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StoreUnavailableError(
-            f"the store at {path} could not be read or written ({error.strerror or error}). "
+            why_unwritable(path)
+            or f"the store at {path} could not be read or written ({error.strerror or error}). "
             f"Nothing unacknowledged counts as done; mend the cause and go on."
         ) from error
 

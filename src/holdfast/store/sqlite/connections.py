@@ -21,6 +21,7 @@ import apsw
 
 from holdfast.errors import StoreDamagedError, StoreError, StoreUnavailableError
 from holdfast.faults import fault
+from holdfast.store.readonly import why_unwritable
 from holdfast.store.sqlite import schema
 from holdfast.store.sqlite.pages import PAGE_BYTES, Room
 from holdfast.store.sqlite.wal import WalKeeper
@@ -57,12 +58,20 @@ class translated:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> Literal[False]:
         if isinstance(error, _DAMAGED):
             raise StoreDamagedError(None, None, f"{self._path}: {error}") from error
-        if isinstance(error, apsw.Error):
-            raise StoreUnavailableError(
-                f"{self._path}: {type(error).__name__.removesuffix('Error')}: {error}. Nothing unacknowledged was "
-                f"counted as done; free space or mend the disk and its permissions, then run it again."
-            ) from error
+        if isinstance(error, (apsw.Error, OSError)):
+            raise StoreUnavailableError(_told(self._path, error)) from error
         return False
+
+
+def _told(path: Path, error: apsw.Error | OSError) -> str:
+    readonly = None if isinstance(error, apsw.BusyError) else why_unwritable(path, path.parent)
+    if readonly is not None:
+        return readonly
+    what = error.strerror if isinstance(error, OSError) else f"{type(error).__name__.removesuffix('Error')}: {error}"
+    return (
+        f"{path}: {what or error}. Nothing unacknowledged was counted as done; free space or mend the disk and its "
+        f"permissions, then run it again."
+    )
 
 
 def check_path(path: Path) -> None:
@@ -96,10 +105,10 @@ class Connections:
         self._wal: WalKeeper | None = None
         self._watch_lock = threading.Lock()
         check_path(path)
-        if not path.exists():
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         try:
             with translated(path):
+                if not path.exists():
+                    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
                 self.write_connection = self._connect()
                 self._prepare(self.write_connection)
                 self._watch = self._connect()
