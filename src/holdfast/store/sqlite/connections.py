@@ -90,6 +90,14 @@ def check_path(path: Path) -> None:
         raise StoreDamagedError(None, None, f"{path} is empty but was a store once; put a copy back or remove it")
 
 
+def _file_at(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
 class Connections:
     """Opened lazily and for good; one object per process and store."""
 
@@ -104,6 +112,9 @@ class Connections:
         self._all: list[apsw.Connection] = []
         self._wal: WalKeeper | None = None
         self._watch_lock = threading.Lock()
+        self._file: tuple[int, int] | None = None
+        self._gone: str | None = None
+        """What became of the file, where that is no longer the one that is open."""
         check_path(path)
         try:
             with translated(path):
@@ -111,6 +122,8 @@ class Connections:
                     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
                 self.write_connection = self._connect()
                 self._prepare(self.write_connection)
+                # Not before it was written: an overlay file system gives it another number then.
+                self._file = _file_at(path)
                 self._watch = self._connect()
         except BaseException:
             self.close()
@@ -133,6 +146,25 @@ class Connections:
             self._wal.make_room(connection)
         connection.set_busy_timeout(0)
 
+    def look_after_file(self) -> None:
+        """See whether the file that is open still has its name: what is written to any other one is lost.
+
+        From then on reading and writing are refused, until it is back. Not looked at by every commit, which would take
+        a noticeable part of its time.
+        """
+        with translated(self.path):
+            there = self._file is None or _file_at(self.path) == self._file
+        self._gone = None
+        if not there:
+            self._gone = (
+                f"{self.path} was removed or replaced while it was open, so what was written since may be in no file "
+                f"that has a name. Put it back where it was, or end every process that uses it and begin again."
+            )
+
+    def _refuse_if_gone(self) -> None:
+        if self._gone is not None:
+            raise StoreUnavailableError(self._gone)
+
     def _connect(self) -> apsw.Connection:
         connection = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=self._vfs)
         try:
@@ -140,6 +172,8 @@ class Connections:
             for option, value in _OPTIONS:
                 connection.config(option, value)
             connection.pragma("synchronous", self._synchronous)
+            self.look_after_file()
+            self._refuse_if_gone()
         except BaseException:
             connection.close()
             raise
@@ -148,6 +182,7 @@ class Connections:
 
     def reader(self) -> apsw.Connection:
         """The calling thread's own connection for reading."""
+        self._refuse_if_gone()
         connection: apsw.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = self._connect()
@@ -182,6 +217,7 @@ class Connections:
             self.lock.release()
 
     def _transact(self, work: Callable[[apsw.Connection], T]) -> T:
+        self._refuse_if_gone()
         connection = self.write_connection
         try:
             with translated(self.path):
@@ -208,7 +244,7 @@ class Connections:
                 self._wal.watch(fresh)
                 fresh.set_wal_hook(self._wal.written)
             self.write_connection = fresh
-        except apsw.Error:
+        except (apsw.Error, StoreError):
             pass  # still broken: the next write meets the same error and tries again
 
     def close(self) -> None:

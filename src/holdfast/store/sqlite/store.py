@@ -170,6 +170,7 @@ class SqliteStore(Store):
 
     def beat(self, owner: Owner, lease: float) -> None:
         db = self._db()
+        db.look_after_file()
         self._owners.hold(owner.id)
         self._beating.add(owner.id)
 
@@ -184,12 +185,18 @@ class SqliteStore(Store):
         db.write(work)
 
     async def retire_owner(self, owner: str) -> None:
+        db = self._db()
+
         def work(connection: apsw.Connection) -> None:
             connection.execute("begin immediate")
             connection.execute("delete from owners where id = ?", (owner,))
             finish(connection)
 
-        await self._write(work)
+        def last() -> None:
+            db.look_after_file()  # whoever lives for less than a heartbeat is told too
+            db.write(work)
+
+        await asyncio.get_running_loop().run_in_executor(db.writers, last)
         self._owners.drop(owner)
         self._beating.discard(owner)
 

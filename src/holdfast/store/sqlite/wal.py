@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import apsw
 
+from holdfast.errors import StoreError
 from holdfast.store.sqlite.pages import PAGE_BYTES
 
 MOVE_AT_PAGES = 4000
@@ -68,18 +69,19 @@ class WalKeeper:
             self._thread.join()
 
     def _run(self) -> None:
-        connection = self._connect()
+        connection: apsw.Connection | None = None
         while True:
             self._wake.wait()
             self._wake.clear()
             if self._stopped:
                 return
             try:
+                connection = connection or self._connect()
                 if self._is_short():
                     self._grow(connection)
                 if self._pages >= MOVE_AT_PAGES:
                     self._move(connection)
-            except (apsw.Error, OSError):
+            except (apsw.Error, OSError, StoreError):
                 pass  # upkeep only: the writer meets the same trouble and reports it
 
     def _grow(self, connection: apsw.Connection) -> None:
