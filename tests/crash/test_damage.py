@@ -65,6 +65,7 @@ async def leave_waiting(folder: Path, **settings: Any) -> Path:
 def tamper(file: Path, change: str) -> None:
     """Change the store as no program of ours would."""
     db = apsw.Connection(str(file))
+    db.set_busy_timeout(10_000)
     db.execute(change)
     db.close()
 

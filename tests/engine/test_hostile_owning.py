@@ -15,7 +15,7 @@ from holdfast import CheckpointPolicy, Pipeline, Runtime
 from holdfast.engine.ownership import Ownership
 from holdfast.engine.postman import Postman
 from holdfast.errors import HoldfastError, StoreDamagedError, StoreError, StoreUnavailableError, UsageError
-from holdfast.model import Claim, Commit, Owner, Query, Reply
+from holdfast.model import Claim, Commit, Head, Owner, Query, Reply
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.testing import ManualClock
@@ -113,6 +113,28 @@ async def test_a_claim_whose_reply_was_lost_is_given_up_without_being_asked_for(
             await rt.resume("r1")
         async with asyncio.timeout(5):
             assert await other.run(FLOW, id="r1") == [0]
+
+
+async def test_a_damaged_run_does_not_keep_others_from_being_given_up_whose_claim_was_not_answered(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
+) -> None:
+    await interrupted(make_runtime, make_store, clock, "r1", "r2")
+
+    class Damaged(DeafStore):
+        async def read_heads(self, ids: Sequence[str]) -> list[Head | None]:
+            if "r1" in ids and self.lost == "":
+                raise StoreDamagedError("r1", 1, "its checksum does not match")
+            return await super().read_heads(ids)
+
+    store = Damaged(make_store())
+    async with make_runtime(store) as rt, make_runtime() as other:
+        rt.register(FLOW)
+        for run in ("r1", "r2"):
+            store.lost = "claim"
+            with pytest.raises(StoreError, match="lost"):
+                await rt.resume(run)
+        async with asyncio.timeout(5):
+            assert await other.run(FLOW, id="r2") == [0]
 
 
 async def test_a_run_whose_creation_was_not_answered_is_not_kept_from_others(
@@ -312,6 +334,23 @@ async def test_a_run_whose_head_cannot_be_read_does_not_keep_the_others_from_rec
         rt.register(FLOW)
         assert [handle.id for handle in await rt.recover()] == ["r1"]
         assert await rt.run(FLOW, id="r1") == [0]
+
+
+async def test_a_run_that_the_store_cannot_give_is_told_of_by_recovery_and_left_alone(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    await interrupted(make_runtime, make_store, clock, "r1")
+
+    class Damaged(WatchedStore):
+        async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
+            if query.ids == ("r1",):
+                raise StoreDamagedError("r1", 1, "its checksum does not match")
+            return await super().claim_runs(query, owner)
+
+    async with make_runtime(Damaged(make_store())) as rt:
+        rt.register(FLOW)
+        assert await rt.recover() == []
+        assert "run r1 was not resumed: r1@1 is damaged" in caplog.text
 
 
 async def test_a_head_that_cannot_be_read_once_does_not_keep_its_run_for_ever(

@@ -121,12 +121,13 @@ class Family:
             head = await self._head(id)
             if head.status == RunStatus.COMPLETED:
                 return "result", head.flow, await self._reader.result(head, raw=True)
-        except StoreError:
-            raise
+            if head.status in ENDED:
+                return "error", head.flow, ended_error(head)
         except HoldfastError as error:
+            # What a damaged child came to is lost to its parent as that of a deleted one is.
+            if isinstance(error, StoreError) and not (isinstance(error, StoreDamagedError) and error.run_id == id):
+                raise
             return "error", "", error
-        if head.status in ENDED:
-            return "error", head.flow, ended_error(head)
         await self._tend(head)
         return None
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from holdfast.clock import Clock
 from holdfast.core.transitions import UNOWNED
 from holdfast.engine.committer import Committer
+from holdfast.engine.heads import read_apart
 from holdfast.engine.ownership import Ownership
 from holdfast.engine.writer import RunWriter
 from holdfast.errors import StoreError
@@ -138,7 +139,8 @@ class Custody:
 
     async def _settle_doubts(self) -> None:
         runs = tuple(self._doubtful)
-        for run, head in zip(runs, await self._store.read_heads(runs) if runs else (), strict=True):
-            if head is not None and head.owner == self._ownership.id and not self._drives(run):
+        for run, head in zip(runs, await read_apart(self._store, runs), strict=True):
+            # One that is damaged is not given up: nobody could take it.
+            if isinstance(head, Head) and head.owner == self._ownership.id and not self._drives(run):
                 await self._writer(head).release()
             self._doubtful.discard(run)

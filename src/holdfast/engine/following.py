@@ -27,6 +27,7 @@ from holdfast.errors import (
     RunInterruptedError,
     RunOwnedError,
     RunWaitingError,
+    StoreDamagedError,
     StoreUnavailableError,
     UsageError,
     VerbRefusedError,
@@ -182,8 +183,12 @@ class Following:
             case Situation.RESUMABLE:
                 if self._engine.works and is_queued(head):
                     return  # it gets its turn
+                if self._recovery.refused(head.id):
+                    return
                 try:
                     await self._verbs.take(head.id)
+                except StoreDamagedError as error:
+                    self._recovery.refuse(head, error)
                 except HoldfastError:
                     pass  # somebody else was quicker, or it cannot be gone on with: whoever follows it finds out
             case Situation.WAITING:
@@ -216,7 +221,8 @@ class Following:
             return False
         for child in await self._children(head.id):
             where = situation(child)
-            if not self._engine.registry.has(child.flow):
+            refused = where is not Situation.LIVE and self._recovery.refused(child.id)
+            if refused or not self._engine.registry.has(child.flow):
                 continue  # nobody goes on with it here
             if where in (Situation.LIVE, Situation.RESUMABLE):
                 return False

@@ -7,6 +7,7 @@ from hashlib import blake2b
 import msgspec
 
 from holdfast.core.codec import Tree, canonical
+from holdfast.model import Head
 
 
 class Info(msgspec.Struct, omit_defaults=True):
@@ -21,3 +22,15 @@ class Info(msgspec.Struct, omit_defaults=True):
 def digest_of(tree: Tree) -> str:
     """What tells two inputs apart."""
     return blake2b(canonical(tree), digest_size=16).hexdigest()
+
+
+class Ended(msgspec.Struct):
+    """How a run ended without a result, as its head holds it."""
+
+    step: str | None
+    error: str | None
+
+    @classmethod
+    def of(cls, head: Head) -> Ended:
+        """Raises msgspec.DecodeError, or UnicodeDecodeError, when it is not what was once written."""
+        return cls(None, None) if head.error is None else msgspec.json.decode(head.error, type=cls)

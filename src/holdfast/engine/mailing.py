@@ -109,6 +109,13 @@ class Mailing:
         found = await self._engine.store.read_heads(children) if children else []
         return any(child is None or child.status in ENDED for child in found)
 
+    async def wants_its_child(self, head: Head) -> bool:
+        """Whether the run is to be taken up for a child. Where one of the two is damaged it is: that tells of it."""
+        try:
+            return await self.children_ended(head)
+        except StoreDamagedError:
+            return True
+
     def _is_over(self, head: Head, record: Record) -> bool:
         """Whether the time of a question has run out, though its run may not know yet; if it is live, that one says."""
         until = record.body["until"]

@@ -32,9 +32,9 @@ class Opened:
         self.verbs = Verbs(engine, self.reader)
         self.mailing = Mailing(engine, self.reader)
         self.recovery, self.pruning = Recovery(engine), Pruning(engine)
-        ended = self.mailing.children_ended
-        self.waker = Waker(store, clock, self.recovery.wake, ended)
-        self.following = Following(engine, self.reader, self.verbs, self.waker, ended, self.recovery)
+        mailing = self.mailing
+        self.waker = Waker(store, clock, self.recovery.wake, mailing.wants_its_child)
+        self.following = Following(engine, self.reader, self.verbs, self.waker, mailing.children_ended, self.recovery)
         engine.children = Family(engine, self.reader, self.verbs, self.following.tend)
         engine.let_go = self.waker.let_go
         self.worker: Worker | None = None
@@ -56,8 +56,8 @@ class Opened:
             return {"queues": queues, "flows": sorted(names), "concurrency": self._concurrency}
 
         engine.works, engine.ownership.describe = True, describe
-        ended = self.mailing.children_ended
-        self.worker = Worker(engine, self.recovery, self.pruning, ended, queues=queues, poll=poll)
+        wants_its_child = self.mailing.wants_its_child
+        self.worker = Worker(engine, self.recovery, self.pruning, wants_its_child, queues=queues, poll=poll)
         self._looking = asyncio.ensure_future(self.worker.work())
 
     def prune(self) -> None:

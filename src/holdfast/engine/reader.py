@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +14,8 @@ from holdfast.core.events import events_of, last_step, when
 from holdfast.core.history import Fold, Point, Signal, last_kept, last_point, read_body, with_signal
 from holdfast.core.journal import Journal
 from holdfast.core.transitions import ENDED, is_queued, shown_status
-from holdfast.engine.info import Info
+from holdfast.engine.heads import Found, read_apart
+from holdfast.engine.info import Ended, Info
 from holdfast.engine.registry import Registry
 from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError, UsageError
 from holdfast.model import CHECKPOINT_KINDS, RESULT_KINDS, Call, Checkpoint, Entry, Event, Head, Kind, Run, RunStatus
@@ -38,7 +39,6 @@ def run_view(head: Head) -> Run:
 def _run_view(head: Head) -> Run:
     info = msgspec.json.decode(head.info, type=Info)
     cursor = msgspec.json.decode(head.cursor)
-    error = None if head.error is None else msgspec.json.decode(head.error)["error"]
     status = shown_status(head)
     # A team whose members hand over takes more turns than it has members: then nobody knows how many.
     total = info.total if info.total is None or cursor["step"] <= info.total else None
@@ -53,7 +53,7 @@ def _run_view(head: Head) -> Run:
         next=cursor["next"],
         progress=progress,
         progress_text=text,
-        error=error,
+        error=Ended.of(head).error,
         metadata=msgspec.json.decode(head.metadata, type=dict),
         parent=head.parent,
         attempt=max(head.attempt, 1),
@@ -144,15 +144,17 @@ class Reader:
         task.add_done_callback(self._reading.discard)
 
     async def _read_asked(self, asked: list[tuple[str, asyncio.Future[Head | None]]]) -> None:
+        found: Sequence[Found | Exception]
         try:
-            heads = await self._store.read_heads([run for run, _ in asked])
+            found = await read_apart(self._store, [run for run, _ in asked])
         except Exception as error:
-            for _, waiting in asked:
-                if not waiting.done():
-                    waiting.set_exception(error)
-            return
-        for (_, waiting), head in zip(asked, heads, strict=True):
-            if not waiting.done():
+            found = [error] * len(asked)
+        for (_, waiting), head in zip(asked, found, strict=True):
+            if waiting.done():
+                continue
+            if isinstance(head, Exception):
+                waiting.set_exception(head)
+            else:
                 waiting.set_result(head)
 
     async def drain(self) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.core.transitions import RECOVERABLE, WAITS, is_queued
 from holdfast.engine.engine import Engine
 from holdfast.engine.live import LiveRun
-from holdfast.errors import StepMissingError, StoreUnavailableError
+from holdfast.errors import StepMissingError, StoreDamagedError, StoreUnavailableError
 from holdfast.model import Claim, Head, Query
 
 log = logging.getLogger("holdfast")
@@ -72,7 +72,8 @@ class Recovery:
     async def _take_up(self, ready: list[Head], states: tuple[tuple[str, bool | None], ...]) -> list[LiveRun]:
         taken: list[LiveRun] = []
         for start in range(0, len(ready), _PAGE):
-            ids = tuple(head.id for head in ready[start : start + _PAGE])
+            page = {head.id: head for head in ready[start : start + _PAGE]}
+            ids = tuple(page)
             # The states are asked for again: what has been paused or finished meanwhile is left alone.
             limits = self._engine.registry.limits
             query = Query(
@@ -83,7 +84,13 @@ class Recovery:
                 in_turn=bool(limits),
                 limits=limits,
             )
-            claims = await self._engine.custody.claim(query) if not self._engine.closing else []
+            try:
+                claims = await self._engine.custody.claim(query) if not self._engine.closing else []
+            except StoreDamagedError as error:  # some stores tell so of the only run that is asked for
+                if error.run_id not in page:
+                    raise
+                self.refuse(page[error.run_id], error)
+                continue
             place = {run: at for at, run in enumerate(ids)}
             for claim in sorted(claims, key=lambda claim: place[claim.head.id]):
                 live = await self.take(claim)
@@ -113,11 +120,19 @@ class Recovery:
             return None
         except Exception as error:  # whatever a tampered head makes fail
             # A damaged run is reported and left alone; the others go on.
-            self._leave_alone(claim.head.id, _LONG)
-            self._refused[claim.head.id] = claim.head.fence, error
-            self._warn(claim.head.id, f"run {claim.head.id} was not resumed: {error}")
+            self.refuse(claim.head, error)
             await self._engine.custody.give_back(claim)
             return None
+
+    def refuse(self, head: Head, error: Exception) -> None:
+        """Say, once, why a run cannot be gone on with, and leave it alone for long."""
+        self._leave_alone(head.id, _LONG)
+        self._refused[head.id] = head.fence, error
+        self._warn(head.id, f"run {head.id} was not resumed: {error}")
+
+    def refused(self, run: str) -> bool:
+        """Whether that was just so."""
+        return run in self._refused and run in self.left_alone
 
     async def warn_of_strangers(self) -> None:
         """Say, once for each flow, that runs of it wait for a program that has it."""

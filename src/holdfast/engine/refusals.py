@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.core.transitions import HINTS, Situation, situation
+from holdfast.engine.info import Ended
 from holdfast.errors import (
     HoldfastError,
     RunCancelledError,
@@ -13,6 +14,7 @@ from holdfast.errors import (
     RunOwnedError,
     RunPausedError,
     RunWaitingError,
+    StoreDamagedError,
     VerbRefusedError,
 )
 from holdfast.model import Head
@@ -27,16 +29,19 @@ def refused(verb: str, head: Head) -> HoldfastError:
 
 
 def ended_error(head: Head) -> HoldfastError:
-    """What a run that gives no result has come to."""
-    error = None if head.error is None else msgspec.json.decode(head.error)
+    """What a run that gives no result has come to. Raises StoreDamagedError when that cannot be read."""
+    try:
+        ended = Ended.of(head)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreDamagedError(head.id, None, f"how it ended cannot be read: {error}") from error
     match situation(head):
         case Situation.PAUSED:
             return RunPausedError(head.id)
         case Situation.WAITING:
             return RunWaitingError(head.id, head.waiting_for)
         case Situation.CANCELLED:
-            return RunCancelledError(head.id, error and error.get("error"))
+            return RunCancelledError(head.id, ended.error)
         case Situation.FAILED:
-            return RunFailedError(head.id, error and error.get("step"), (error and error.get("error")) or "unknown")
+            return RunFailedError(head.id, ended.step, ended.error or "unknown")
         case _:
             return RunInterruptedError(head.id)

@@ -31,10 +31,10 @@ class Waker:
         store: Store,
         clock: Clock,
         take: Callable[[list[Head]], Awaitable[Any]],
-        children_ended: Callable[[Head], Awaitable[bool]],
+        wants_its_child: Callable[[Head], Awaitable[bool]],
     ) -> None:
-        """`take` claims and drives those of these runs that still wait; `children_ended` looks whether one is due."""
-        self._store, self._clock, self._take, self._children_ended = store, clock, take, children_ended
+        """`take` claims and drives those that still wait; `wants_its_child` tells whether a child makes it due."""
+        self._store, self._clock, self._take, self._wants_its_child = store, clock, take, wants_its_child
         self._watched: dict[str, float | None] = {}
         self._renewed: set[str] = set()
         """Those that were put down while the store was read: what it said of them is old."""
@@ -149,4 +149,4 @@ class Waker:
         parents = [head for head in heads if "child run" in (head.waiting_for or "")]
         some = parents[self._parents : self._parents + PARENTS]
         self._parents = self._parents + PARENTS if self._parents + PARENTS < len(parents) else 0
-        return [head for head in some if await self._children_ended(head)]
+        return [head for head in some if await self._wants_its_child(head)]

@@ -33,13 +33,13 @@ class Worker:
         engine: Engine,
         recovery: Recovery,
         pruning: Pruning,
-        children_ended: Callable[[Head], Awaitable[bool]],
+        wants_its_child: Callable[[Head], Awaitable[bool]],
         *,
         queues: tuple[str, ...] | None,
         poll: float,
     ) -> None:
-        """`children_ended` tells whether a child that the run waits for has ended; `queues` None are all."""
-        self._engine, self._recovery, self._pruning, self._children_ended = engine, recovery, pruning, children_ended
+        """`wants_its_child` tells whether a run is to be taken up for a child; `queues` None are all."""
+        self._engine, self._recovery, self._pruning, self._wants_its_child = engine, recovery, pruning, wants_its_child
         self._queues, self._poll = queues, poll
         self._tidy_at = self._children_at = 0.0
         self._parents_after: tuple[float, str] | None = None
@@ -156,7 +156,8 @@ class Worker:
         query = Query(states=WAITS, flows=names, queues=self._queues, limit=_PAGE, after=after)
         heads = await self._engine.store.list_heads(query)
         self._parents_after = (heads[-1].created_at, heads[-1].id) if len(heads) == _PAGE else None
-        parents = [head for head in heads if "child run" in (head.waiting_for or "")]
-        ready = [head for head in parents if await self._children_ended(head)]
+        but = set(self._recovery.left_alone)
+        parents = [head for head in heads if "child run" in (head.waiting_for or "") and head.id not in but]
+        ready = [head for head in parents if await self._wants_its_child(head)]
         if ready and (room := self._engine.turns.free) > 0:
             await self._recovery.wake(ready[:room])
