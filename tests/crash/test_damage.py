@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 from holdfast import CheckpointPolicy, Pipeline, Runtime, ask, call, flow, receive
-from holdfast.errors import RunInterruptedError, RunWaitingError, StoreDamagedError
+from holdfast.errors import RunFailedError, RunInterruptedError, RunWaitingError, StoreDamagedError
 from holdfast.model import Claim, Mail, Query
 from holdfast.store.base import Store
 from holdfast.store.sqlite import SqliteStore
@@ -303,6 +303,28 @@ async def test_a_damaged_run_whose_history_has_expired_is_told_and_not_claimed_a
             assert await rt.prune() == 0
         assert store.claims <= 2  # a runtime that opens prunes as well, at the same time
     assert "the history of run r1 was not removed" in caplog.text
+
+
+@flow
+async def failing(text: str) -> None:
+    raise LookupError(text)
+
+
+async def test_history_that_is_damaged_where_it_ends_is_neither_removed_nor_sealed_anew(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    url = f"sqlite:{tmp_path}/runs.db"
+    async with Runtime(url, clock=clock, policy=CheckpointPolicy(ttl=60.0)) as rt:
+        for run in ("damaged", "sound"):
+            with pytest.raises(RunFailedError):
+                await rt.run(failing, "made", id=run)
+    last = "(select max(id) from entries where id < 2 << 32)"
+    tamper(tmp_path / "runs.db", f"update entries set body = replace(body, 'made', 'MADE') where id = {last}")
+    clock.advance(61)
+    async with Runtime(url, clock=clock, create=False) as rt:
+        assert await rt.prune() == 1
+        assert await rt.load("sound") is None
+        assert {(problem.run, problem.seq) async for problem in rt.doctor()} == {("damaged", 3)}
 
 
 @pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])

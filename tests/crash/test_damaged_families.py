@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import Runtime, ask, flow, spawn
+from holdfast import CheckpointPolicy, Runtime, ask, flow, spawn
 from holdfast.errors import RunFailedError, RunWaitingError, StoreDamagedError
 from holdfast.store.sqlite import SqliteStore
+from holdfast.testing import ManualClock
 from waiting import until_status
 
 from .test_damage import Patient, tamper
@@ -188,3 +189,19 @@ async def test_who_asks_for_a_sound_run_is_not_told_of_the_damage_of_another(tmp
         assert not isinstance(sound, BaseException)
         assert sound is not None
         assert sound.status == "completed"
+
+
+async def test_a_damaged_parent_keeps_its_children_and_no_other_run_from_being_pruned(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    url = f"file:{tmp_path}/runs"
+    async with Runtime(url, clock=clock, policy=CheckpointPolicy(ttl=60.0)) as rt:
+        for run in ("damaged", "sound"):
+            await rt.run(saying, "made", id=run)
+            await rt.run(saying, "made", id=f"of-{run}", parent=run)
+    damage_log(tmp_path, "damaged")
+    clock.advance(61)
+    async with Runtime(url, clock=clock) as rt:
+        await rt.prune()
+        lost = [run for run in ("sound", "of-sound", "of-damaged") if await rt.load(run) is None]
+        assert lost == ["sound", "of-sound"]

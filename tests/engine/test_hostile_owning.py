@@ -312,6 +312,50 @@ async def test_pruning_that_fails_on_a_full_disk_keeps_no_run_from_going_on(
                 assert await (await rt.rewind(f"{run}@1")).result() == [0]
 
 
+async def test_pruning_that_meets_an_error_which_is_none_of_ours_keeps_no_run_from_others(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
+) -> None:
+    runs = ("r1", "r2", "r3")
+    flow = Pipeline("adding", [add], policy=CheckpointPolicy(ttl=10))
+    failures = iter([RuntimeError("the driver lost its connection")] * 2)  # also for whoever gives them back
+
+    class Untranslated(WatchedStore):
+        def _written(self, batch: Sequence[Commit]) -> None:
+            if error := next(failures, None):
+                raise error
+
+    async with make_runtime() as rt:
+        for run in runs:
+            await rt.run(flow, [], id=run)
+    async with make_runtime(Untranslated(make_store()), create=False) as rt, make_runtime(create=False) as other:
+        other.register(flow)
+        clock.advance(100)
+        with pytest.raises(RuntimeError, match="the driver"):
+            await rt.prune()
+        async with asyncio.timeout(5):
+            for run in runs:
+                while (found := await other.get(run)) is None or found.owner is not None:
+                    await asyncio.sleep(0.01)
+                assert await (await other.rewind(f"{run}@1")).result() == [0]
+
+
+async def test_a_run_whose_log_is_gone_keeps_no_other_from_being_pruned(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Emptied(WatchedStore):
+        async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
+            claims = await super().claim_runs(query, owner)
+            return [replace(claim, entries=()) if claim.head.id == "r2" else claim for claim in claims]
+
+    async with make_runtime(policy=CheckpointPolicy(ttl=10)) as rt:
+        for run in ("r1", "r2", "r3"):
+            await rt.run(FLOW, [], id=run)
+    async with make_runtime(Emptied(make_store()), create=False) as rt:
+        clock.advance(100)
+        assert await rt.prune() == 2
+        assert "the history of run r2 was not removed: r2 is damaged: the run has no log" in caplog.text
+
+
 async def test_a_run_whose_head_cannot_be_read_does_not_keep_the_others_from_recovery(
     make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
 ) -> None:

@@ -79,6 +79,10 @@ class Custody:
         self._orphans.append(writer)
         self._added()
 
+    def add_claim(self, claim: Claim) -> None:
+        """Give a claimed run up as it was, when the store can be written: the claim is not counted as an attempt."""
+        self.add(self._writer(claim.head))
+
     @contextmanager
     def giving_up(self, writer: RunWriter) -> Iterator[None]:
         """A claimed run that cannot be gone on with is given up as soon as the store can be written."""

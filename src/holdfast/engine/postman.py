@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from holdfast.engine.live import LiveRun
 from holdfast.engine.trouble import Trouble
-from holdfast.errors import StoreError
 from holdfast.model import Query
 from holdfast.store.base import Store
 
@@ -56,7 +55,7 @@ class Postman:
                 if self.afterwards is not None:
                     await self.afterwards()
                 trouble.over()
-            except StoreError as error:
+            except Exception as error:  # as in Worker.work
                 trouble.met(error)
                 await asyncio.sleep(POLL)
             await asyncio.sleep(PAUSE + PAUSE_EACH * len(self._live))

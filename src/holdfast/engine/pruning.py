@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from holdfast.core.checksum import seal
+from holdfast.core.checksum import seal, verify
 from holdfast.core.codec import dumps
 from holdfast.core.history import last_point, rebased
 from holdfast.core.transitions import ENDED, UNOWNED
 from holdfast.engine.engine import Engine
-from holdfast.errors import StoreDamagedError, StoreError
-from holdfast.model import Claim, Commit, HeadChange, Kind, Query
+from holdfast.engine.heads import read_apart
+from holdfast.errors import StoreDamagedError
+from holdfast.model import Claim, Commit, Head, HeadChange, Kind, Query
 
 log = logging.getLogger("holdfast")
 
@@ -29,7 +30,7 @@ class Pruning:
         """Prune once, as a store is opened; trouble is left for whoever writes next to report."""
         try:
             await self.prune()
-        except StoreError as error:
+        except Exception as error:  # as in Worker.work
             log.warning("holdfast: could not remove expired history: %s", error)
 
     async def prune(self) -> int:
@@ -41,33 +42,41 @@ class Pruning:
         return await self._engine.to_its_end(self._prune(ids)) if ids else 0
 
     async def _unfinished(self, runs: set[str]) -> set[str]:
-        """Those of these runs that have not ended: they may still ask for the results of their children."""
-        heads = await self._engine.store.read_heads(sorted(runs)) if runs else []
-        return {head.id for head in heads if head is not None and head.status not in ENDED}
+        """Those of these runs that have not ended: they may still ask for the results of their children.
+
+        One that is damaged may too, once it is mended.
+        """
+        ids = sorted(runs)
+        found = zip(ids, await read_apart(self._engine.store, ids), strict=True)
+        return {run for run, head in found if not (head is None or (isinstance(head, Head) and head.status in ENDED))}
 
     async def _prune(self, ids: tuple[str, ...]) -> int:
-        claims = await self._engine.custody.claim(Query(ids=ids, states=UNOWNED, limit=len(ids)))
+        custody = self._engine.custody
+        claims = await custody.claim(Query(ids=ids, states=UNOWNED, limit=len(ids)))
         pruned = 0
-        while claims:
-            try:
-                await self._drop_expired(claims[-1])
-                pruned += 1
-            except StoreDamagedError as error:
-                # As with recovery: a damaged run is reported and left alone; the others go on.
-                self._damaged[claims[-1].head.id] = claims[-1].head.seq
-                log.warning("holdfast: the history of run %s was not removed: %s", claims[-1].head.id, error)
-                await self._engine.custody.give_back(claims[-1])
-            except StoreError:
-                for claim in claims:
-                    await self._engine.custody.give_back(claim)
-                raise
-            claims.pop()
+        try:
+            while claims:
+                try:
+                    await self._drop_expired(claims[-1])
+                    pruned += 1
+                except StoreDamagedError as error:
+                    # As with recovery: a damaged run is reported and left alone; the others go on.
+                    self._damaged[claims[-1].head.id] = claims[-1].head.seq
+                    log.warning("holdfast: the history of run %s was not removed: %s", claims[-1].head.id, error)
+                    await custody.give_back(claims[-1])
+                claims.pop()
+        finally:
+            for claim in claims:
+                custody.add_claim(claim)
         return pruned
 
     async def _drop_expired(self, claim: Claim) -> None:
         """A run that has ended keeps its head alone; any other keeps its last checkpoint."""
         head = claim.head
+        if not claim.entries:
+            raise StoreDamagedError(head.id, None, "the run has no log")
         last = claim.entries[-1]
+        verify(head.id, last)  # sealed anew, damage would pass for what was written
         if head.status in ENDED:
             body = dumps({"expired": True}) if last.kind == Kind.COMPLETED else last.body
             kept = seal(head.id, last.seq, last.kind, last.fence, last.at, last.cursor, body)
