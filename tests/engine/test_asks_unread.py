@@ -92,3 +92,34 @@ async def test_what_came_for_a_question_is_kept_for_code_that_comes_to_it_behind
         await rt.send("r1", "news", 1)
         assert await running == [1, "late" if late else True]
         assert [problem async for problem in rt.doctor()] == []
+
+
+async def test_how_often_an_answer_was_left_unread_is_counted_through_all_processes(
+    make_runtime: MakeRuntime,
+) -> None:
+    asks_first = True
+
+    @flow
+    async def order(state: Any) -> Any:
+        news = None if asks_first else await receive("news")
+        return [news, await ask("Go on?", schema=bool)]
+
+    async with make_runtime() as rt:
+        await rt.start(order, {}, id="r1")
+        await until_status(rt, "r1", "waiting")
+    asks_first = False  # the program was changed
+    async with make_runtime() as rt:
+        await rt.answer("r1", True)
+    left: list[bool] = []
+    for _ in range(3):
+        async with make_runtime() as rt:
+            rt.register(order)
+            assert rt._opened is not None
+            rt._opened.engine.let_go = lambda run, due: None  # once is enough in each of these lives
+            (live,) = await rt._opened.recovery.wake(await rt._store.list_heads(Query(ids=("r1",))))
+            await live.done.wait()
+            left.append(bool(await rt._store.list_heads(Query(has_mail=True))))
+            told = [event.data async for event in rt.events("r1") if event.type == "waiting"]
+            assert told[-1].keys() == {"for", "until"}
+            assert [problem async for problem in rt.doctor()] == []
+    assert left == [True, True, False]

@@ -9,7 +9,7 @@ from holdfast.core.history import read_body
 from holdfast.model import RESULT_KINDS, Entry, Event, Kind
 
 _STATE = frozenset({"state", "delta", "base", "branch", "steps", "result", "journal", "pending"})
-_OWN = frozenset({"of", "fits", "tried"})
+_OWN = frozenset({"of", "fits", "tried", "unread"})
 """What only the journal needs to know."""
 
 

@@ -14,6 +14,8 @@ and of those without a key:
 
     signal      {"topic", "data", "at"}           a message came in, which was sent then; with "again", its seq, it was
                                                   put back
+    waiting     {"for", "until"}                  the run was let go; its code had not come to children, "unasked", or
+                                                  answers, "unread": [mail, times in a row]
     emitted     {"name", "data", "path"}          a chunk of a stream
     superseded  {"seqs"}                          chunks of an attempt that went another way the next time
 """
@@ -76,6 +78,8 @@ class Journal:
         self._reached: dict[str, int] = {}
         self._before: set[str] = set()
         """Where chunks of an earlier attempt may be left."""
+        self.let_go_with: dict[str, Any] = {}
+        """What was said when the run was let go, where nothing has happened since."""
 
     @classmethod
     def of(cls, run: str, entries: Iterable[Entry]) -> Journal | None:
@@ -94,6 +98,8 @@ class Journal:
                 journal.new_attempt()
             elif entry.kind in _KEPT:
                 journal.add(entry.kind, entry.seq, read_body(run, entry))
+        if entries and entries[-1].kind == Kind.WAITING:
+            journal.let_go_with = read_body(run, entries[-1])
         journal.replays = bool(journal._records)
         return journal if journal._records or journal._chunks or journal._failed else None
 

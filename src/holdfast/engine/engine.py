@@ -96,7 +96,6 @@ class Engine:
         self.creating, self.taking = Creating(self, concurrency), Taking(self, crash_limit)
         self.turns = Turns(concurrency)
         self._lanes = Lanes(THREADS)
-        self.left_unread: dict[str, dict[int, int]] = {}
         self._under_way: set[asyncio.Task[Any]] = set()
         self._stopped_by_store = Trouble(
             "a child run was stopped by the store, and is tried again for as long as its parent is followed"
@@ -270,7 +269,6 @@ class Engine:
         if isinstance(error, RunWaitingError):
             self.let_go(live.id, outcome.due)
         elif writer.status in ENDED:
-            self.left_unread.pop(live.id, None)
             self.tell_parent(live)
         live.done.set(outcome)
 

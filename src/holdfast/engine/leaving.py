@@ -105,22 +105,22 @@ async def let_go(runner: Runner, waits: Waits) -> Outcome:
     if waits.has_come:
         due = runner.around.clock.now()
     unread, still_open = runner.host.inbox.unread(asks), waits.open_asks
-    put_away = _put_away(runner, unread, still_open)
+    kept = _kept(runner, unread, still_open)
+    put_away = tuple(mail for mail in unread if mail not in kept)
     marks = [waits.ended_by_mail(unread[mail]) for mail in put_away if unread[mail] in still_open]
-    marks.append((Kind.WAITING, {"for": what, "until": due, **({"unasked": unasked} if unasked else {})}))
+    left = {"unasked": unasked, "unread": list(kept.items())}
+    marks.append((Kind.WAITING, {"for": what, "until": due, **{name: some for name, some in left.items() if some}}))
     await runner.saving.leave(RunStatus.WAITING, marks, take=put_away, attempt=0, wake_at=due, waiting_for=what)
     return Outcome(error=RunWaitingError(runner.writer.run, what), due=due)
 
 
-def _put_away(runner: Runner, unread: dict[int, str], still_open: Collection[str]) -> tuple[int, ...]:
-    """Those of these answers that leave the inbox, where they would wake the run for ever.
+def _kept(runner: Runner, unread: dict[int, str], still_open: Collection[str]) -> dict[int, int]:
+    """Those of these answers that stay in the inbox, and how often in a row each was left there.
 
-    All whose questions are not asked any more. One whose question stays open moves into the log when it was left
-    often: the code finds it if it comes there. Once is not enough: it may only have been too slow to do so.
+    The others leave it, where they would wake the run for ever: all whose questions are not asked any more, and those
+    that were left often. These move into the log, where the code finds them if it comes to their questions. Once is
+    not enough: it may only have been too slow to do so.
     """
-    before = runner.around.left_unread.pop(runner.writer.run, {})
+    before = dict(runner.host.journal.let_go_with.get("unread", ()))
     left = {mail: before.get(mail, 0) + 1 for mail, ask in unread.items() if ask in still_open}
-    kept = {mail: times for mail, times in left.items() if times < _LEFT_OFTEN}
-    if kept:
-        runner.around.left_unread[runner.writer.run] = kept
-    return tuple(mail for mail in unread if mail not in kept)
+    return {mail: times for mail, times in left.items() if times < _LEFT_OFTEN}

@@ -29,7 +29,7 @@ from holdfast.errors import (
     VerbRefusedError,
 )
 from holdfast.inside import check_topic
-from holdfast.model import RESULT_KINDS, Ask, Entry, Head, Kind, Mail, Posted, Query, RunStatus
+from holdfast.model import RESULT_KINDS, Ask, Entry, Head, Mail, Posted, Query, RunStatus
 
 _ASKING = tuple((status, None) for status in RunStatus if status not in ENDED)
 _PAGE = 500
@@ -102,9 +102,8 @@ class Mailing:
 
     async def children_ended(self, head: Head) -> bool:
         """Whether a child that the run waits for has ended. One that its code did not come to would not be missed."""
-        entries = await self._entries(head)
-        left = read_body(head.id, entries[-1]) if entries and entries[-1].kind == Kind.WAITING else {}
-        waits = [r for r in _journal(head, entries).open_waits() if r.key not in left.get("unasked", ())]
+        journal = _journal(head, await self._entries(head))
+        waits = [r for r in journal.open_waits() if r.key not in journal.let_go_with.get("unasked", ())]
         children = [record.body["run"] for record in waits if record.body["wait"] == "child"]
         found = await self._engine.store.read_heads(children) if children else []
         return any(child is None or child.status in ENDED for child in found)

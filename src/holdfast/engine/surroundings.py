@@ -68,8 +68,6 @@ class Surroundings(Protocol):
     observed: bool
     registry: Registry
     children: Children
-    left_unread: dict[str, dict[int, int]]
-    """How often in a row a run was let go without having come to the question that this mail answers."""
 
     def emit(self, event: Event) -> None:
         """Show an event to whoever watches."""
