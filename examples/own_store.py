@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from holdfast import Pipeline, Runtime
 from holdfast.clock import Clock, SystemClock
-from holdfast.core.query import claimable, select
+from holdfast.core.query import Mailed, claimable, select
 from holdfast.core.record import RunRecord, is_empty, refusal
 from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Reply
 from holdfast.store.base import Store
@@ -109,9 +109,9 @@ class TaskStore(Store):
         found = [msgspec.json.decode(task.data, type=RunRecord) for task in await self._table.list_tasks()]
         return {record.head.id: record for record in found}
 
-    def _heads(self, records: dict[str, RunRecord]) -> list[tuple[Head, bool]]:
-        """Each head with whether it has mail: what the rules of claims and lists are applied to."""
-        return [(self._seen(record.head), bool(record.inbox)) for record in records.values()]
+    def _heads(self, records: dict[str, RunRecord]) -> list[Mailed]:
+        """Each head with its mail: what the rules of claims and lists are applied to."""
+        return [(self._seen(record.head), record.inbox) for record in records.values()]
 
     async def read_heads(self, ids: Sequence[str]) -> list[Head | None]:
         records = [await self._load(run) for run in ids]

@@ -242,6 +242,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     expired_by: float | None = None
     """`expires_at` is at or before this."""
     has_mail: bool | None = None
+    mail_kinds: tuple[str, ...] | None = None
+    """With `has_mail`: only mail of these kinds counts; the other is as good as none."""
     after: tuple[float, str] | None = None
     """(created_at, id) of the last run of the page before."""
     limit: int = 100

@@ -151,6 +151,10 @@ TURNS: dict[str, tuple[Query, int]] = {
     ),
     "what is due": (Query(states=WAITS, due_by=NOW, in_turn=True, limit=10), 10 + 20),
     "what has mail": (Query(states=WAITS, has_mail=True, in_turn=True, limit=10), 111 + 20),
+    "what has mail of a kind": (
+        Query(states=WAITS, has_mail=True, mail_kinds=("send", "x"), in_turn=True, limit=10),
+        2 * 111 + 20,
+    ),
 }
 
 
@@ -178,6 +182,7 @@ NEWEST: dict[str, tuple[Query, int]] = {
     "named": (Query(ids=("ready-1", "waiting-2", "done-3", "none")), 3),
     "due": (Query(states=WAITS, due_by=NOW), 10),
     "with mail": (Query(states=WAITS, has_mail=True), 111),
+    "with mail of a kind": (Query(states=WAITS, has_mail=True, mail_kinds=("send", "x")), 111),
     "newest": (Query(limit=50), 50 + OWNED),
     "of an owner": (Query(owner=CAROL), 20),
     "children": (Query(parent="nobody"), 0),

@@ -114,9 +114,8 @@ async def test_how_often_an_answer_was_left_unread_is_counted_through_all_proces
     for _ in range(3):
         async with make_runtime() as rt:
             rt.register(order)
-            assert rt._opened is not None
-            rt._opened.engine.let_go = lambda run, due: None  # once is enough in each of these lives
-            (live,) = await rt._opened.recovery.wake(await rt._store.list_heads(Query(ids=("r1",))))
+            rt._now().engine.let_go = lambda run, due: None  # once is enough in each of these lives
+            (live,) = await rt._now().recovery.wake(await rt._store.list_heads(Query(ids=("r1",))))
             await live.done.wait()
             left.append(bool(await rt._store.list_heads(Query(has_mail=True))))
             told = [event.data async for event in rt.events("r1") if event.type == "waiting"]

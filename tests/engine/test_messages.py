@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime, call, flow, receive, step
-from holdfast.core.transitions import WAITS
 from holdfast.errors import (
     IdenticalBranchError,
     RunFailedError,
@@ -21,7 +20,7 @@ from holdfast.errors import (
     VerbRefusedError,
     WaitTimeoutError,
 )
-from holdfast.model import Mail, Query
+from holdfast.model import Mail
 from holdfast.store.base import Store
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import ManualClock
@@ -157,47 +156,6 @@ async def test_two_branches_that_begin_with_the_same_receive_are_told_to_take_a_
 
     async with make_runtime() as rt:
         assert await rt.run(fan_in, id="r1") == "told"
-
-
-async def test_a_message_on_another_topic_wakes_a_run_once_and_not_for_ever(
-    make_runtime: MakeRuntime, make_store: MakeStore
-) -> None:
-    store = WatchedStore(make_store())
-    async with make_runtime(store, recover=True) as rt:
-        handle = await rt.start(collect, 1, id="r1")
-        await until_status(rt, "r1", "waiting")
-        await rt.send("r1", "gossip", "unheard")
-        await until_event(rt, "r1", "waiting", 2)
-        await _until_left(rt, "r1")
-        before, fence = store.commits, await _fence(store, "r1")
-        for _ in range(5):
-            await _look_again(rt)
-        assert (store.commits, await _fence(store, "r1")) == (before, fence)
-        await rt.send("r1", "news", "heard")
-        assert await handle.result() == ["heard"]
-
-
-async def test_mail_that_nobody_understands_wakes_a_run_once_and_not_for_ever(
-    make_runtime: MakeRuntime, make_store: MakeStore
-) -> None:
-    store = WatchedStore(make_store())
-    async with make_runtime(store, recover=True) as rt:
-        handle = await rt.start(collect, 1, id="r1")
-        await until_status(rt, "r1", "waiting")
-        await store.post_mail("r1", Mail("riddle", b'"?"'))
-        await store.post_mail("r1", Mail("answer", b'{"ask":"nosuch","value":1}', key="answer-nosuch"))
-        await store.post_mail("r1", Mail("child", b'{"run":"nobody"}'))
-        # One wake may have found one of them or all three.
-        async with asyncio.timeout(20):
-            while not await store.list_heads(Query(ids=("r1",), states=WAITS, has_mail=False)):
-                await _look_again(rt)
-        await _until_left(rt, "r1")
-        fence, before = await _fence(store, "r1"), store.commits
-        for _ in range(5):
-            await _look_again(rt)
-        assert (store.commits, await _fence(store, "r1")) == (before, fence)
-        await rt.send("r1", "news", 1)
-        assert await handle.result() == [1]
 
 
 # None is lost
@@ -555,22 +513,3 @@ async def test_a_run_that_follows_nobody_any_more_says_so_when_its_runtime_close
         await asyncio.sleep(0)
     with pytest.raises(RunInterruptedError):
         await waiting
-
-
-async def _fence(store: WatchedStore, run: str) -> int:
-    (head,) = await store.inner.read_heads([run])
-    assert head is not None
-    return head.fence
-
-
-async def _until_left(rt: Runtime, run: str) -> None:
-    """Return when the runtime knows what the store may show already: that the last commit of the run is done."""
-    async with asyncio.timeout(20):
-        while run in rt._now().engine.live:
-            await asyncio.sleep(0)
-
-
-async def _look_again(rt: Runtime) -> None:
-    """Let everybody who looks for runs that are due do so once more."""
-    await rt._now().worker._look()
-    await rt._now().waker._look()

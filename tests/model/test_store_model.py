@@ -85,6 +85,7 @@ queries = st.builds(
     created_before=st.sampled_from([None, None, 1003.0]),
     due_by=st.sampled_from([None, None, 10.0]),
     has_mail=st.sampled_from([None, None, True, False]),
+    mail_kinds=st.sampled_from([None, None, ("send",), ("pause", "answer")]),
     after=st.sampled_from([None, None, (1002.0, "b"), (1003.0, "zzz")]),
     idle_by=st.sampled_from([None, None, 10.0]),
     queues=st.sampled_from([None, None, ("default",), ("default", "q")]),

@@ -27,5 +27,5 @@ class Deaf:
 )
 def test_a_wish_is_done_with_only_when_the_run_leaves_as_it_says(status: RunStatus, settled: tuple[int, ...]) -> None:
     control = Control(Deaf())
-    control.deliver([Mail("pause", id=1), Mail("cancel", id=2), Mail("checkpoint", id=3)])
+    control.deliver([Mail("pause", id=1), Mail("cancel", id=2), Mail("checkpoint", id=3), Mail("riddle", id=4)])
     assert control.settled_by(status) == settled

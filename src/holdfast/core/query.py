@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from holdfast.core.record import may_claim
 from holdfast.core.transitions import ENDED
 from holdfast.core.turns import in_turn
-from holdfast.model import Head, Query
+from holdfast.model import Head, Mail, Query
+
+Mailed = tuple[Head, Sequence[Mail]]
+"""A head with what is in the inbox of its run."""
+
+
+def counts(inbox: Sequence[Mail], query: Query) -> bool:
+    """Whether a run with this inbox has mail, as the query means it."""
+    return bool(inbox) if query.mail_kinds is None else any(mail.kind in query.mail_kinds for mail in inbox)
 
 
 def matches(head: Head, query: Query, has_mail: bool = False) -> bool:
-    """Whether every given field of the query fits this head; `head.owned` must be filled in."""
+    """Whether every given field of the query fits this head, which has mail as `counts` says.
+
+    `head.owned` must be filled in.
+    """
     if query.ids is not None and head.id not in query.ids:
         return False
     if query.flows is not None and head.flow not in query.flows:
@@ -67,22 +78,22 @@ def place(head: Head) -> tuple[float, str]:
     return head.created_at, head.id
 
 
-def select(heads: Iterable[tuple[Head, bool]], query: Query) -> list[Head]:
-    """The page that the query means of these (head, whether it has mail), newest first."""
-    found = [head for head, has_mail in heads if matches(head, query, has_mail)]
+def select(heads: Iterable[Mailed], query: Query) -> list[Head]:
+    """The page that the query means of these, newest first."""
+    found = [head for head, inbox in heads if matches(head, query, counts(inbox, query))]
     found.sort(key=place, reverse=True)
     return found[: max(query.limit, 0)]
 
 
-def claimable(heads: Iterable[tuple[Head, bool]], query: Query, owner: str) -> list[Head]:
-    """Those of these (head, whether it has mail) that `owner` gets when it claims with this query, in order.
+def claimable(heads: Iterable[Mailed], query: Query, owner: str) -> list[Head]:
+    """Those of these that `owner` gets when it claims with this query, in order.
 
     With `query.in_turn` all runs of the store are to be given: those of live owners count against the limits. Runs
     that have ended get no turn.
     """
     if not query.in_turn:
-        return select(((head, mail) for head, mail in heads if may_claim(head, owner)), query)
-    everybody = [(head, mail) for head, mail in heads if head.status not in ENDED]
-    free = [head for head, mail in everybody if may_claim(head, owner) and matches(head, query, mail)]
+        return select(((head, inbox) for head, inbox in heads if may_claim(head, owner)), query)
+    everybody = [(head, inbox) for head, inbox in heads if head.status not in ENDED]
+    free = [head for head, inbox in everybody if may_claim(head, owner) and matches(head, query, counts(inbox, query))]
     under_way = (head for head, _ in everybody if head.owned)
     return in_turn(free, under_way, query.limits, query.limit)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.core.transitions import ENDED
-from holdfast.engine.inbox import WANTED
+from holdfast.engine.inbox import KINDS, WANTED
 from holdfast.model import Mail, RunStatus
 
 
@@ -80,6 +80,8 @@ class Control(msgspec.Struct, eq=False):
             if item.kind in WANTED:
                 others.append(item)
                 continue
+            if item.kind not in KINDS:
+                continue
             self._seen = self._seen or {}
             self._seen[item.id] = item.kind
             if item.kind == "cancel":
@@ -125,10 +127,7 @@ class Control(msgspec.Struct, eq=False):
         self._told = _NOBODY
 
     def settled_by(self, status: RunStatus) -> tuple[int, ...]:
-        """The mail that is done with when the run leaves so; whoever goes on with it must see the rest.
-
-        What nobody here understands is done with too: left in its inbox, it would wake a run that waits for ever.
-        """
+        """The mail that is done with when the run leaves so; whoever goes on with it must see the rest."""
         if not self._seen or not (status in ENDED or status in _KEPT):
             return ()
         kept = _KEPT.get(status, ())

@@ -11,6 +11,7 @@ import msgspec
 from holdfast.core.ids import check_id
 from holdfast.core.transitions import ENDED, Act, Situation, act, is_queued, situation
 from holdfast.engine.engine import Engine
+from holdfast.engine.inbox import KINDS
 from holdfast.engine.info import Info
 from holdfast.engine.leaving import Outcome
 from holdfast.engine.live import LiveRun
@@ -217,7 +218,7 @@ class Following:
         """Whether nothing goes on until something comes from outside, or its time does."""
         if head.wake_at is not None and head.wake_at <= self._engine.clock.now():
             return False
-        if await self._engine.store.list_heads(Query(ids=(head.id,), has_mail=True, limit=1)):
+        if await self._engine.store.list_heads(Query(ids=(head.id,), has_mail=True, mail_kinds=KINDS, limit=1)):
             return False
         for child in await self._children(head.id):
             where = situation(child)

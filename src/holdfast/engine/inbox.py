@@ -34,13 +34,16 @@ class _OfChild(msgspec.Struct):
 
 WANTED = {"send": _Message, "answer": _OfQuestion, "timeout": _OfQuestion, "child": _OfChild}
 """By kind, what is for the code of a run: what its body has to hold."""
+KINDS = (*WANTED, "cancel", "pause", "checkpoint")
+"""What this version understands. Mail of another kind is for a newer one: it stays where it is and wakes nobody."""
 
 
 def check_mail(run: str, mail: Iterable[Mail]) -> None:
     """Raises StoreDamagedError for mail that cannot be read."""
     try:
         for item in mail:
-            msgspec.json.decode(item.body, type=WANTED.get(item.kind, Any))
+            if item.kind in KINDS:
+                msgspec.json.decode(item.body, type=WANTED.get(item.kind, Any))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StoreDamagedError(run, None, f"its mail cannot be read: {error}") from error
 

@@ -16,6 +16,7 @@ from holdfast.core.ids import check_id
 from holdfast.core.journal import Journal, Record
 from holdfast.core.transitions import ENDED, Act, act, situation
 from holdfast.engine.engine import Engine
+from holdfast.engine.inbox import KINDS
 from holdfast.engine.reader import Reader
 from holdfast.engine.refusals import refused
 from holdfast.errors import (
@@ -123,7 +124,7 @@ class Mailing:
     async def _with_mail(self, heads: list[Head]) -> set[str]:
         """Those of these runs that have mail which they have not taken in."""
         ids = tuple(head.id for head in heads)
-        query = Query(ids=ids, has_mail=True, limit=max(len(ids), 1))
+        query = Query(ids=ids, has_mail=True, mail_kinds=KINDS, limit=max(len(ids), 1))
         return {head.id for head in await self._engine.store.list_heads(query)} if ids else set()
 
     def _ask(self, head: Head, record: Record, *, raw: bool, unread: bool) -> Ask:

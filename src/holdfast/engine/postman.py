@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
+from holdfast.engine.inbox import KINDS
 from holdfast.engine.live import LiveRun
 from holdfast.engine.trouble import Trouble
 from holdfast.model import Query
@@ -49,7 +50,7 @@ class Postman:
                 ids = tuple(run for run, live in self._live.items() if live.runner.writer.heard_at < quiet)
                 # What came for one that was busy must not wait for the next change if it is quiet from now on.
                 patience = POLL if len(ids) == len(self._live) else QUIET
-                query = Query(ids=ids, has_mail=True, limit=max(len(ids), 1))
+                query = Query(ids=ids, has_mail=True, mail_kinds=KINDS, limit=max(len(ids), 1))
                 for head in await self._store.list_heads(query) if ids else ():
                     await self.fetch(head.id)
                 if self.afterwards is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.core.transitions import WAITS
+from holdfast.engine.inbox import KINDS
 from holdfast.engine.trouble import Trouble
 from holdfast.model import Head, Query
 from holdfast.store.base import Store
@@ -113,7 +114,8 @@ class Waker:
             ready += await self._store.list_heads(Query(ids=due, states=WAITS, due_by=now, limit=len(due)))
         ids = tuple(run for run in self._watched if run not in self._later)
         if ids:
-            ready += await self._store.list_heads(Query(ids=ids, states=WAITS, has_mail=True, limit=len(ids)))
+            mailed = Query(ids=ids, states=WAITS, has_mail=True, mail_kinds=KINDS, limit=len(ids))
+            ready += await self._store.list_heads(mailed)
         later = asyncio.get_running_loop().time() + POLL
         # Whoever cannot be taken up, because somebody else was quicker or it is damaged, is not tried all the time.
         self._later.update(dict.fromkeys((*due, *(head.id for head in ready)), later))

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.core.transitions import RECOVERABLE, WAITS
 from holdfast.engine.engine import Engine
+from holdfast.engine.inbox import KINDS
 from holdfast.engine.pruning import Pruning
 from holdfast.engine.recovery import Recovery
 from holdfast.engine.trouble import Trouble
@@ -115,7 +116,7 @@ class Worker:
         now = self._engine.clock.now()
         mine = Query(flows=names, queues=self._queues, in_turn=True, limits=self._engine.registry.limits)
         taken = await self._claim(replace(mine, states=WAITS, due_by=now))
-        taken += await self._claim(replace(mine, states=WAITS, has_mail=True))
+        taken += await self._claim(replace(mine, states=WAITS, has_mail=True, mail_kinds=KINDS))
         taken += await self._claim(replace(mine, states=RECOVERABLE, idle_by=now))
         return taken > 0
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.core.query import claimable, select
+from holdfast.core.query import Mailed, claimable, select
 from holdfast.core.record import RunRecord, is_empty, refusal
 from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Reply, RunStatus
 from holdfast.store.base import Store
@@ -148,7 +148,7 @@ class MemoryStore(Store):
     def _seen(self, head: Head) -> Head:
         return replace(head, owned=True) if head.owner is not None and self._alive(head.owner) else head
 
-    def _heads(self, query: Query) -> Iterator[tuple[Head, bool]]:
+    def _heads(self, query: Query) -> Iterator[Mailed]:
         everybody = query.ids is None or query.in_turn
         runs = self._runs if everybody or query.ids is None else [run for run in set(query.ids) if run in self._runs]
-        return ((self._seen(self._runs[run].head), bool(self._runs[run].inbox)) for run in runs)
+        return ((self._seen(self._runs[run].head), self._runs[run].inbox) for run in runs)

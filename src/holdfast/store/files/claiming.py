@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from holdfast.core.query import claimable
-from holdfast.model import Claim, Head, Query
+from holdfast.core.query import Mailed, claimable
+from holdfast.model import Claim, Query
 
 
 class PassedOverError(Exception):
     """Nobody can claim this run now: it is damaged, or being written."""
 
 
-def claim_all(
-    heads: Iterable[tuple[Head, bool]], query: Query, owner: str, claim: Callable[[str], Claim | None]
-) -> list[Claim]:
-    """Claim what the query means of these (head, whether it has mail), and others for those that are passed over.
+def claim_all(heads: Iterable[Mailed], query: Query, owner: str, claim: Callable[[str], Claim | None]) -> list[Claim]:
+    """Claim what the query means of these, and others for those that are passed over.
 
     A damaged run is first in turn again and again: it must not take a place each time from those behind it. What
     others took meanwhile (`claim` gives None) is not replaced: after that, the heads are too old to choose from.
@@ -43,6 +41,6 @@ def claim_all(
         if not passed_over:
             break
         # What was claimed just now counts against the limits like all that is under way.
-        known = [(replace(head, owned=True) if head.id in got else head, mail) for head, mail in known]
+        known = [(replace(head, owned=True) if head.id in got else head, inbox) for head, inbox in known]
         query = replace(query, but=(*query.but, *(head.id for head in chosen)), limit=query.limit - len(got))
     return claims

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from holdfast.core.query import Mailed
 from holdfast.errors import InvalidIdError, StoreDamagedError
 from holdfast.model import Head, Query
 from holdfast.store.files.disk import MOMENT, Disk, LockTakenError, locked_folder
@@ -41,8 +42,8 @@ class Runs:
         else:
             self._folders.pop(run, None)
 
-    def heads(self, query: Query, live: frozenset[str]) -> Iterator[tuple[Head, bool]]:
-        """The heads that a query may mean, with whether they have mail; damaged runs are left out."""
+    def heads(self, query: Query, live: frozenset[str]) -> Iterator[Mailed]:
+        """The heads that a query may mean, with their mail; damaged runs are left out."""
         if query.ids is None or query.in_turn:
             runs = list_runs(self._root())
             for run in set(self._folders).difference(runs):
@@ -69,8 +70,8 @@ class Runs:
             self._told.add(run)
             log.warning("holdfast: left out: %s", error)
 
-    def head(self, run: str, patience: float | None = None) -> tuple[Head, bool] | None:
-        """The head of a run, with whether it has mail; None when there is no such run."""
+    def head(self, run: str, patience: float | None = None) -> Mailed | None:
+        """The head of a run, with its mail; None when there is no such run."""
         known = self._known(run)
         if is_unchanged(self._root(), known):
             return _summary(known)
@@ -118,8 +119,8 @@ class Runs:
         return [(run, f"{file} {torn.format(known.torn(file))}") for file in (LOG, INBOX) if known.torn(file)]
 
 
-def _summary(known: RunFolder, _: View | None = None) -> tuple[Head, bool]:
-    return known.ledger.head, bool(known.ledger.inbox)
+def _summary(known: RunFolder, _: View | None = None) -> Mailed:
+    return known.ledger.head, known.ledger.inbox
 
 
 def as_seen(head: Head, live: frozenset[str]) -> Head:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.core.query import matches, select
+from holdfast.core.query import counts, matches, select
 from holdfast.core.record import decide, may_claim
 from holdfast.errors import StoreDamagedError, StoreError, UsageError
 from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Query, Refusal, Reply
@@ -208,7 +208,7 @@ class FilesStore(Store):
             if known.ledger.head.owner is not None:
                 live = self._leases.live()
             before = as_seen(known.ledger.head, live)
-            if not may_claim(before, owner) or not matches(before, query, bool(known.ledger.inbox)):
+            if not may_claim(before, owner) or not matches(before, query, counts(known.ledger.inbox, query)):
                 return None
             entries = known.read_entries(View(folder), before.base - 1)  # when they are damaged, nothing is written
             after = known.ledger.copy()

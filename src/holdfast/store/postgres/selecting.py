@@ -55,10 +55,8 @@ def conditions(query: Query, bound: Bound, *, claimable_by: str | None = None) -
             where.append(f"{condition} {bound(value, kind)}")
     if query.idle_by is not None:
         where.append(f"(r.wake_at is null or r.wake_at <= {bound(query.idle_by, 'float8')})")
-    if query.has_mail is True:
-        where.append("r.id in (select i.run from inbox i where not i.taken)")
-    elif query.has_mail is False:
-        where.append("not exists (select 1 from inbox i where i.n = r.n and not i.taken)")
+    if query.has_mail is not None:
+        where.append(_has_mail(query, bound) if query.has_mail else _has_no_mail(query, bound))
     if query.after is not None:
         at, run = query.after
         where.append(f"(r.created_at, r.id) < ({bound(at, 'float8')}, {bound(run, 'text')})")
@@ -67,6 +65,19 @@ def conditions(query: Query, bound: Bound, *, claimable_by: str | None = None) -
     if claimable_by is not None:
         where.append(f"(r.owner is null or r.owner = {bound(claimable_by, 'text')} or not {OWNED})")
     return where or ["true"]
+
+
+def _has_mail(query: Query, bound: Bound) -> str:
+    return f"r.id in (select i.run from inbox i where {_counts(query, bound)})"
+
+
+def _has_no_mail(query: Query, bound: Bound) -> str:
+    return f"not exists (select 1 from inbox i where i.n = r.n and {_counts(query, bound)})"
+
+
+def _counts(query: Query, bound: Bound) -> str:
+    kinds = query.mail_kinds
+    return "not i.taken" if kinds is None else f"not i.taken and i.kind = any ({bound(list(kinds), 'text[]')})"
 
 
 def states(pairs: tuple[tuple[str, bool | None], ...], bound: Bound) -> str:

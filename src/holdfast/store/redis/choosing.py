@@ -22,6 +22,7 @@ from holdfast.store.redis.records import (
     FIELDS,
     LIGHT,
     Found,
+    Wanted,
     found_in,
     line_in,
     pack,
@@ -76,7 +77,7 @@ class Chooser:
         chosen: list[Found] = []
         if query.limit <= 0:
             return chosen
-        async for one in self._candidates(query, FIELDS if claimer is None else LIGHT):
+        async for one in self._candidates(query, Wanted.by(query, FIELDS if claimer is None else LIGHT)):
             if matches(one.head, query, one.has_mail) and (claimer is None or may_claim(one.head, claimer)):
                 chosen.append(one)
                 if len(chosen) == query.limit:
@@ -87,16 +88,16 @@ class Chooser:
         """Those whose turn it is, and the other runs of the claimer that do not count for the limits."""
         named = await self._named(query)
         lines = [] if named is not None else await self._lines(query)
-        depth = min(max(query.limit, DEPTH), READ_AT_MOST)
+        depth, wanted = min(max(query.limit, DEPTH), READ_AT_MOST), Wanted.by(query, LIGHT)
         # Who asks for what nobody has need not be told of what it has itself, which may be much.
         asks_for_owned = query.states is None or any(owned is not False for _, owned in query.states)
         whose = claimer if asks_for_owned else _NOBODY
         while True:
-            shot = await self._snapshot([index for _, _, index in lines], "-", "+", depth, claimer=whose)
+            shot = await self._snapshot([index for _, _, index in lines], "-", "+", depth, wanted, claimer=whose)
             ends = _ends(shot, lines)
             found = shot.free + [one for _, _, page in shot.pages for one in page]
             if named is not None or query.idle_by is not None:
-                found += [one async for one in self._of_ids(await self._due(query) if named is None else named, LIGHT)]
+                found += [one async for one in self._of_ids(await self._due(query) if named is None else named, wanted)]
             free = {one.head.id: one for one in found if _is_free(one, query, claimer)}
             others = [one for one in shot.under_way if one.id not in free]
             known = [head for head, *_ in free.values() if turn_of(head) <= ends.get(head.queue, _LAST)]
@@ -148,19 +149,19 @@ class Chooser:
     def _key(self, name: str) -> str:
         return f"{self._server.address.prefix}:{name}"
 
-    async def _candidates(self, query: Query, fields: Sequence[str]) -> AsyncIterator[Found]:
+    async def _candidates(self, query: Query, wanted: Wanted) -> AsyncIterator[Found]:
         """All that could match, newest first, found by the narrowest index."""
         if query.ids is not None or query.owner is not None:
             ids: Sequence[str] = query.ids if query.ids is not None else await self._held_by(query.owner or "")
             if query.has_mail and ids:
                 ids = await self._mailed(ids)
-            for one in sorted([one async for one in self._of_ids(ids, fields)], key=_place, reverse=True):
+            for one in sorted([one async for one in self._of_ids(ids, wanted)], key=_place, reverse=True):
                 yield one
         elif query.due_by is not None or query.expired_by is not None:
-            async for one in self._of_ids(map(run_in, await self._timed(query)), fields):
+            async for one in self._of_ids(map(run_in, await self._timed(query)), wanted):
                 yield one
         else:
-            async for one in self._walk(query, fields):
+            async for one in self._walk(query, wanted):
                 yield one
 
     async def _mailed(self, ids: Sequence[str]) -> Sequence[str]:
@@ -184,30 +185,30 @@ class Chooser:
             if value[1:].partition(b" ")[0] == owner.encode()
         ]
 
-    async def _of_ids(self, ids: Iterable[str], fields: Sequence[str]) -> AsyncIterator[Found]:
+    async def _of_ids(self, ids: Iterable[str], wanted: Wanted) -> AsyncIterator[Found]:
         """The heads of these runs; those that are not there, or damaged, are left out."""
-        for wanted in _chunks(list(dict.fromkeys(ids))):
-            for run, (outcome, *rest) in zip(wanted, await self.heads(wanted, fields), strict=True):
+        for some in _chunks(list(dict.fromkeys(ids))):
+            for run, (outcome, *rest) in zip(some, await self.heads(some, wanted), strict=True):
                 try:
                     if outcome == b"damaged":
                         raise StoreDamagedError(run, None, rest[0].decode())
                     if outcome == b"":
-                        yield found_in(rest[0], fields)
+                        yield found_in(rest[0], wanted.fields)
                 except StoreDamagedError as error:
                     self._left_out(error)
 
-    async def heads(self, ids: Sequence[str], fields: Sequence[str]) -> list[Any]:
+    async def heads(self, ids: Sequence[str], wanted: Wanted) -> list[Any]:
         """What the heads script gives for each."""
-        found: list[Any] = await self._server.ask(scripts.HEADS, pack(ids), pack(fields))
+        found: list[Any] = await self._server.ask(scripts.HEADS, pack(ids), wanted.packed())
         return found
 
-    async def _walk(self, query: Query, fields: Sequence[str]) -> AsyncIterator[Found]:
+    async def _walk(self, query: Query, wanted: Wanted) -> AsyncIterator[Found]:
         """Through the indexes of what the query asks for, from the newest run to the oldest."""
         indexes = [self._key(name) for name in _indexes(query)]
         upper, lower = _bounds(query)
         count = min(max(query.limit, READ_AT_LEAST), READ_AT_MOST)
         while indexes:
-            shot = await self._snapshot(indexes, upper, lower, count, fields=fields)
+            shot = await self._snapshot(indexes, upper, lower, count, wanted)
             unread = [last for number, last, _ in shot.pages if number == count]
             cut = max(unread) if unread else b""
             for one in sorted((one for _, _, page in shot.pages for one in page), key=_place, reverse=True):
@@ -223,16 +224,16 @@ class Chooser:
         start: str,
         stop: str,
         count: int,
+        wanted: Wanted,
         *,
-        fields: Sequence[str] = LIGHT,
         claimer: str = "",
     ) -> Snapshot:
         given = pack((indexes, claimer == "", start, stop, count))
-        owned, free, pages = await self._server.ask(scripts.PAGES, given, pack(fields), claimer)
+        owned, free, pages = await self._server.ask(scripts.PAGES, given, wanted.packed(), claimer)
         return Snapshot(
             self._under_way(owned),
-            self._read(free, fields),
-            [(number, last, self._read(rows, fields)) for number, last, rows in pages],
+            self._read(free, wanted),
+            [(number, last, self._read(rows, wanted)) for number, last, rows in pages],
             count,
         )
 
@@ -248,11 +249,11 @@ class Chooser:
                     self._left_out(StoreDamagedError(run.decode(errors="replace"), None, text))
         return found
 
-    def _read(self, rows: Iterable[Any], fields: Sequence[str]) -> list[Found]:
+    def _read(self, rows: Iterable[Any], wanted: Wanted) -> list[Found]:
         found: list[Found] = []
         for row in rows:
             try:
-                found.append(found_in(row, fields))
+                found.append(found_in(row, wanted.fields))
             except StoreDamagedError as error:
                 self._left_out(error)
         return found

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.core.record import is_empty
 from holdfast.errors import StoreDamagedError
-from holdfast.model import Commit, Entry, Head, Mail, Owner, Refusal
+from holdfast.model import Commit, Entry, Head, Mail, Owner, Query, Refusal
 
 _TEXTS = ("status", "owner", "flow", "parent", "queue", "key", "waiting_for")
 _WHOLE = ("fence", "attempt", "base", "floor", "priority", "seq")
@@ -133,6 +133,29 @@ def entry_in(run: str, text: bytes) -> Entry:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreDamagedError(run, None, f"an entry of its log cannot be read: {error}") from error
     return Entry(seq, kind, fence, at, rest[:size], rest[size + 1 :], check)
+
+
+class Wanted(NamedTuple):
+    """What the scripts that choose give of a run."""
+
+    fields: Sequence[str]
+    beginnings: list[bytes] | None = None
+    """With what mail that counts begins; None where all does."""
+
+    @classmethod
+    def by(cls, query: Query, fields: Sequence[str]) -> Wanted:
+        """These fields, with the mail that the query counts."""
+        kinds = query.mail_kinds if query.has_mail is not None else None
+        return cls(fields, None if kinds is None else [_header_beginning(kind) for kind in kinds])
+
+    def packed(self) -> bytes:
+        """What the scripts take."""
+        beginnings = None if self.beginnings is None else [raw(beginning) for beginning in self.beginnings]
+        return pack((self.fields, beginnings))
+
+
+def _header_beginning(kind: str) -> bytes:
+    return b"[" + msgspec.json.encode(kind) + b","
 
 
 def mail_text(mail: Mail) -> bytes:

@@ -20,6 +20,7 @@ from holdfast.store.redis.listening import Listener
 from holdfast.store.redis.promises import read_promises
 from holdfast.store.redis.records import (
     FIELDS,
+    Wanted,
     entry_in,
     found_in,
     mail_in,
@@ -154,7 +155,7 @@ class RedisStore(Store):
         if not ids:
             return []
         found: list[Head | None] = []
-        for run, (outcome, *rest) in zip(ids, await self._here().chooser.heads(ids, FIELDS), strict=True):
+        for run, (outcome, *rest) in zip(ids, await self._here().chooser.heads(ids, Wanted(FIELDS)), strict=True):
             if outcome == b"damaged":
                 raise StoreDamagedError(run, None, rest[0].decode())
             found.append(found_in(rest[0], FIELDS).head if outcome == b"" else None)

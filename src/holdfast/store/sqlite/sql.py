@@ -285,7 +285,10 @@ def conditions(query: Query, live: set[str], claimable_by: str | None) -> tuple[
         if bound is not None:
             add(condition, bound)
     if query.has_mail is not None:
-        add("exists (select 1 from inbox i where i.n = r.n and i.taken = 0) = ?", int(query.has_mail))
+        kinds = [] if query.mail_kinds is None else [msgspec.json.encode(query.mail_kinds).decode()]
+        counted = " and i.kind in (select value from json_each(?))" if kinds else ""
+        mail = f"select 1 from inbox i where i.n = r.n and i.taken = 0{counted}"
+        add(f"exists ({mail}) = ?", *kinds, int(query.has_mail))
     if query.after is not None:
         add("(r.created_at, r.id) < (?, ?)", *query.after)
     if claimable_by is not None:

@@ -9,13 +9,15 @@ import pytest
 
 from holdfast.model import Mail, Query
 from holdfast.store.base import Store
-from holdfast.testing.build import ALICE, BOB, create
+from holdfast.testing.build import ALICE, BOB, commit, create
 from holdfast.testing.contract.base import ContractBase
 
 SCALARS: list[Any] = [
     *(None, True, False, 0, 1, -1, 0.5, 1.0, 1.5, "", "0", "1", "1.0", "true", "True", "null", "None", "a", "A", "é"),
     *(2**53, 2**53 + 1, -(2**63), 2**63 - 1, 1e300, "x') OR 1=1--", "%", "_", "a%"),
 ]
+
+ODD = 'of "a" kind, é'
 
 HOSTILE_KEYS = [
     *("x') OR 1=1--", "$where", "$", "$.a", "a.b", '"', "'", "\\", "`", "[0]", "a[0]", "#-1", "*", "?", ":x", "%", "_"),
@@ -114,6 +116,13 @@ class QueryContract(ContractBase):
             ({"expired_by": 69.0}, set()),
             ({"has_mail": True}, {"b", "d"}),
             ({"has_mail": False}, {"a", "c", "e"}),
+            ({"has_mail": True, "mail_kinds": ("send",)}, {"b", "d"}),
+            ({"has_mail": True, "mail_kinds": ("other", ODD)}, {"b"}),
+            ({"has_mail": True, "mail_kinds": (ODD,), "ids": ("a", "b", "d")}, {"b"}),
+            ({"has_mail": True, "mail_kinds": ("sen", "SEND", "%", "", ODD[:5])}, set()),
+            ({"has_mail": True, "mail_kinds": ()}, set()),
+            ({"has_mail": False, "mail_kinds": (ODD,)}, {"a", "c", "d", "e"}),
+            ({"mail_kinds": (ODD,)}, {"a", "b", "c", "d", "e"}),
             ({"flows": ("f",), "parent": "a", "has_mail": True, "states": (("running", None),)}, {"b"}),
             ({"flows": ("f",), "due_by": 100.0}, set()),
         ],
@@ -130,7 +139,18 @@ class QueryContract(ContractBase):
         )
         for run in ("b", "d"):
             await store.post_mail(run, Mail("send"))
+        await store.post_mail("b", Mail(ODD, key="k"))
         assert set(await self.ids(store, **fields)) == found
+
+    async def test_mail_that_was_taken_is_of_no_kind_any_more(self, store: Store) -> None:
+        self.beat(store, ALICE)
+        await self.write(store, create("a", owner=ALICE))
+        await store.post_mail("a", Mail("send", key="k"))
+        await store.post_mail("a", Mail(ODD))
+        first, _ = await self.mail(store, "a")
+        await self.write(store, commit("a", take=(first.id,)))
+        assert await self.ids(store, has_mail=True, mail_kinds=("send",)) == []
+        assert await self.ids(store, has_mail=True, mail_kinds=(ODD,)) == ["a"]
 
     async def test_metadata_matches_the_exact_scalar_only(self, store: Store) -> None:
         await self.write(store, *(with_metadata(f"r{n}", {"k": value}) for n, value in enumerate(SCALARS)))

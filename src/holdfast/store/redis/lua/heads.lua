@@ -1,12 +1,13 @@
--- ARGV[2]: ids, ARGV[3]: fields. Gives for each {'', row}, {'none'} or {'damaged', text}.
+-- ARGV[2]: ids, ARGV[3]: {fields, what mail that counts begins with}. Gives for each {'', row}, {'none'} or {'damaged', text}.
 
-local fields, replies = cmsgpack.unpack(ARGV[3]), {}
+local fields, beginnings = unpack(cmsgpack.unpack(ARGV[3]))
+local replies = {}
 for i, run in ipairs(cmsgpack.unpack(ARGV[2])) do
   local s, problem = load(run)
   if problem then
     replies[i] = {'damaged', problem}
   else
-    replies[i] = s and {'', row(run, fields)} or {'none'}
+    replies[i] = s and {'', row(run, fields, beginnings)} or {'none'}
   end
 end
 return replies

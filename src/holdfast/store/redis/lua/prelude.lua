@@ -80,10 +80,26 @@ local function mail_of(run, s)
   return s.mails ~= '0' and redis.call('HGETALL', of('mail', run)) or {}
 end
 
--- The head for the caller: whether a live owner has it, its id, and these fields; false when it is not there.
-local function row(run, fields)
+-- Whether there is mail that begins, behind its time, in one of these ways; nil where the inbox cannot be read.
+local function has_any(run, beginnings)
+  local inbox = redis.pcall('HVALS', of('mail', run))
+  if inbox.err then return nil end
+  for _, mail in ipairs(inbox) do
+    local at = string.find(mail, ' ', 1, true) or 0
+    for _, beginning in ipairs(beginnings) do
+      if string.sub(mail, at + 1, at + #beginning) == beginning then return true end
+    end
+  end
+  return false
+end
+
+-- The head for the caller: whether a live owner has it, its id, and these fields; false when it is not there. Where
+-- only mail of some kinds counts, the number of the mail, which is the last field but one, is 0 without such.
+local function row(run, fields, beginnings)
   local values = redis.pcall('HMGET', of('head', run), unpack(fields))
   if values.err or not values[1] then return false end
+  local mails = #fields - 1
+  if beginnings and values[mails] ~= '0' and has_any(run, beginnings) == false then values[mails] = '0' end
   return {alive(values[2]) and 1 or 0, run, values}
 end
 
