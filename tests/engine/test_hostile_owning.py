@@ -460,6 +460,49 @@ async def test_whoever_waits_for_a_first_beat_while_the_runtime_closes_begins_no
     assert await store.list_owners() == []
 
 
+async def test_an_owner_signs_off_as_soon_as_its_heart_has_stopped_and_does_not_look_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore()
+    ownership, timers = Ownership(store, lease=15, heartbeat=5), list[float]()
+    await ownership.begin()
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def noted(delay: float, *what: Any, **how: Any) -> asyncio.TimerHandle:
+        timers.append(delay)
+        return call_later(delay, *what, **how)
+
+    monkeypatch.setattr(loop, "call_later", noted)
+    await ownership.end()
+    monkeypatch.undo()
+    assert timers == []
+    assert await store.list_owners() == []
+
+
+async def test_whoever_waits_for_a_heart_that_hangs_can_stop_waiting() -> None:
+    beats, goes_on = threading.Semaphore(0), threading.Event()
+
+    class Hanging(MemoryStore):
+        def beat(self, owner: Owner, lease: float) -> None:
+            if ownership.begun:
+                beats.release()
+                goes_on.wait()
+            super().beat(owner, lease)
+
+    ownership = Ownership(Hanging(), lease=15, heartbeat=0.001)
+    await ownership.begin()
+    await asyncio.to_thread(beats.acquire)
+    ending = asyncio.ensure_future(ownership.end())
+    await asyncio.sleep(0)
+    ending.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+    goes_on.set()
+    await ownership.end()
+
+
 async def test_a_postman_who_was_stopped_does_not_go_round_for_a_late_run() -> None:
     postman = Postman(MemoryStore(), {})
     postman.stop()

@@ -23,8 +23,6 @@ from holdfast.store.base import Store
 
 log = logging.getLogger("holdfast")
 
-_GLANCE = 0.005
-
 
 class Ownership:
     """Nothing is written before the first run is owned: a runtime that only reads leaves no trace.
@@ -42,6 +40,8 @@ class Ownership:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._beginning: Shared[Exception | None] | None = None
+        self._ended: Shared[None] | None = None
+        """Set when the thread has beaten for the last time."""
         self.begun = False
         """Whether the store knows this owner as alive."""
 
@@ -54,10 +54,10 @@ class Ownership:
         if self.begun:
             return
         if self._beginning is None:
-            beginning = Shared[Exception | None](self._loop)
-            thread = threading.Thread(target=self._run, args=(beginning,), name="holdfast-heartbeat", daemon=True)
+            beginning, ended = Shared[Exception | None](self._loop), Shared[None](self._loop)
+            thread = threading.Thread(target=self._run, args=(beginning, ended), name="holdfast-heartbeat", daemon=True)
             thread.start()  # where there are too many already, this raises, and nothing has begun
-            self._beginning, self._thread = beginning, thread
+            self._beginning, self._ended, self._thread = beginning, ended, thread
         error = await self._beginning.wait()
         if error is not None:
             raise error
@@ -67,16 +67,22 @@ class Ownership:
     def _beat(self) -> None:
         self._store.beat(replace(self.owner, info=msgspec.json.encode(self.describe())), self._lease)
 
-    def _run(self, beginning: Shared[Exception | None]) -> None:
+    def _run(self, beginning: Shared[Exception | None], ended: Shared[None]) -> None:
         error: Exception | None = None
         try:
-            self._beat()
-        except Exception as caught:
-            error = caught
+            try:
+                self._beat()
+            except Exception as caught:
+                error = caught
+            self._tell(self._first_beat_done, beginning, error)
+            if error is None:
+                self._go_on_beating()
+        finally:
+            self._tell(ended.set, None)
+
+    def _tell(self, what: Callable[..., None], *about: Any) -> None:
         with suppress(RuntimeError):  # the loop is gone, and with it whoever waits
-            self._loop.call_soon_threadsafe(self._first_beat_done, beginning, error)
-        if error is None:
-            self._go_on_beating()
+            self._loop.call_soon_threadsafe(what, *about)
 
     def _first_beat_done(self, beginning: Shared[Exception | None], error: Exception | None) -> None:
         self.begun = error is None
@@ -98,9 +104,8 @@ class Ownership:
     async def end(self) -> None:
         """Stop beating and let others claim at once what is still owned."""
         self._stop.set()
-        # Looked at and not joined by another thread: nobody could stop waiting for that one.
-        while self._thread is not None and self._thread.is_alive():
-            await asyncio.sleep(_GLANCE)
+        if self._ended is not None:
+            await self._ended.wait()  # and not joined by another thread: nobody could stop waiting for that one
         if self.begun:
             try:
                 await self._store.retire_owner(self.owner.id)
