@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from holdfast.errors import StoreUnavailableError
 from holdfast.model import HeadChange, Mail, Query
 from holdfast.store.postgres import PostgresStore, connections
 from holdfast.testing.build import ALICE, BOB, commit, create, owner
-from servers.pgproxy import PgProxy, pgproxy_to
+from servers.pgproxy import PgProxy
 from servers.postgres import PostgresServer
 from servers.postgres_watched import accepted, listening, settled
 
@@ -28,28 +27,8 @@ AT_MOST = 20.0  # only bounds a failing test
 
 
 @pytest.fixture
-async def proxy(postgres: PostgresServer) -> AsyncIterator[PgProxy]:
-    async with pgproxy_to(postgres.port) as one:
-        yield one
-
-
-@pytest.fixture
-async def store(proxy: PgProxy, postgres: PostgresServer, postgres_store: str, postgres_url: str) -> Any:
-    """A store that reaches its server through the proxy."""
-    store = PostgresStore(postgres.url(postgres_store, port=proxy.port))
-    await store.open()
-    yield store
-    proxy.open.set()
-    await store.close()
-
-
-@pytest.fixture
-async def direct(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    """The same store, as somebody else sees it."""
-    direct = PostgresStore(postgres_url)
-    await direct.open()
-    yield direct
-    await direct.close()
+def store(proxied: PostgresStore) -> PostgresStore:
+    return proxied
 
 
 # Round trips

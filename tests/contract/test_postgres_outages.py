@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from holdfast.store.postgres import PostgresStore
 from holdfast.store.postgres.connections import POOL_SIZE
 from holdfast.store.postgres.kept import KeptConnection
 from holdfast.testing.build import ALICE, commit, create, owner
-from servers.pgproxy import PgProxy, pgproxy_to
+from servers.pgproxy import PgProxy
 from servers.postgres import PostgresServer
 from servers.postgres_watched import accepted, listening, settled
 
@@ -24,28 +24,8 @@ AT_MOST = 20.0  # only bounds a failing test
 
 
 @pytest.fixture
-async def proxy(postgres: PostgresServer) -> AsyncIterator[PgProxy]:
-    async with pgproxy_to(postgres.port) as one:
-        yield one
-
-
-@pytest.fixture
-async def store(proxy: PgProxy, postgres: PostgresServer, postgres_store: str, postgres_url: str) -> Any:
-    """A store that reaches its server through the proxy."""
-    store = PostgresStore(postgres.url(postgres_store, port=proxy.port))
-    await store.open()
-    yield store
-    proxy.open.set()
-    await store.close()
-
-
-@pytest.fixture
-async def direct(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    """The same store, as somebody else sees it."""
-    direct = PostgresStore(postgres_url)
-    await direct.open()
-    yield direct
-    await direct.close()
+def store(proxied: PostgresStore) -> PostgresStore:
+    return proxied
 
 
 @pytest.fixture

@@ -285,15 +285,22 @@ def conditions(query: Query, live: set[str], claimable_by: str | None) -> tuple[
         if bound is not None:
             add(condition, bound)
     if query.has_mail is not None:
-        kinds = [] if query.mail_kinds is None else [msgspec.json.encode(query.mail_kinds).decode()]
-        counted = " and i.kind in (select value from json_each(?))" if kinds else ""
-        mail = f"select 1 from inbox i where i.n = r.n and i.taken = 0{counted}"
-        add(f"exists ({mail}) = ?", *kinds, int(query.has_mail))
+        counted, kinds = _counted_mail(query)
+        add(f"exists (select 1 from inbox i where i.n = r.n and {counted}) = ?", *kinds, int(query.has_mail))
     if query.after is not None:
         add("(r.created_at, r.id) < (?, ?)", *query.after)
     if claimable_by is not None:
         add(f"(r.owner is null or r.owner = ? or not {owned})", claimable_by, owners)
     return " and ".join(where), values
+
+
+def _counted_mail(query: Query) -> tuple[str, list[str]]:
+    """What a row `i` of the inbox must fulfil to count as mail, and what is bound for it."""
+    if query.mail_kinds is None:
+        return "i.taken = 0", []
+    return "i.taken = 0 and i.kind in (select value from json_each(?))", [
+        msgspec.json.encode(query.mail_kinds).decode()
+    ]
 
 
 def _json_type(value: str | int | float | bool | None) -> str:
