@@ -35,7 +35,7 @@
     │   ├── StoreUnavailableError   disk full, read-only, I/O error, locked
     │   ├── StoreDamagedError       a checksum or a chain is broken; names run and seq
     │   └── StoreVersionError       written by a newer Holdfast; left unchanged
-    ├── StepTimeoutError            a step or call took longer than its timeout
+    ├── StepTimeoutError            a step or call took longer than its timeout; a TimeoutError as well
     ├── CallFailedError             how a call failed before, where its own error cannot be built again
     ├── WaitTimeoutError            nobody answered or sent in time; a TimeoutError as well
     ├── TooManyStepsError           a graph, team or agent reached its limit
@@ -289,7 +289,7 @@ class StoreVersionError(StoreError):
         )
 
 
-class StepTimeoutError(HoldfastError):
+class StepTimeoutError(HoldfastError, TimeoutError):
     """A step took longer than its timeout; it counts as a failed attempt."""
 
     def __init__(self, step: str, seconds: float) -> None:

@@ -208,6 +208,22 @@ async def test_an_async_step_that_takes_too_long_is_cancelled_and_tried_again(ma
     assert errors == ["StepTimeoutError: step 'slow' took longer than its timeout of 0.25 s"]
 
 
+async def test_a_step_that_takes_too_long_is_not_tried_again_where_timeouts_are_never_to_be(
+    make_runtime: MakeRuntime,
+) -> None:
+    attempts: list[int] = []
+
+    @step(timeout=0.01, retry=RetryPolicy(attempts=2, first_delay=0, never=(TimeoutError,)))
+    async def slow(state: Any) -> None:
+        attempts.append(current_run().attempt)
+        await asyncio.Event().wait()
+
+    async with make_runtime() as rt:
+        with pytest.raises(RunFailedError, match="StepTimeoutError"):
+            await rt.run(Pipeline("slow", [slow]), {}, id="r1")
+    assert attempts == [1]
+
+
 async def test_the_late_result_of_a_def_step_is_refused(make_runtime: MakeRuntime) -> None:
     release, late = threading.Event(), threading.Event()
 
