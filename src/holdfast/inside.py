@@ -118,9 +118,7 @@ class Call(CallOptions):
 def with_options(work: Work, options: dict[str, Any]) -> Work:
     """The same function with other options."""
     own = {name: getattr(work, name) for name in ("name", "retry", "timeout", "on_doubt", "executor", "key")}
-    changed = Work(work.fn, **own | options)
-    changed.origin = work.origin
-    return changed
+    return Work(work.fn, **own | options)
 
 
 def call_async(work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:

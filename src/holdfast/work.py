@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from concurrent.futures import Executor
 from types import FunctionType
@@ -49,8 +50,6 @@ class Work:
         self.key = key
         self.wraps_step = False
         """Whether its body journals the very step: what is known of the step as a whole is for that to find."""
-        self.origin: Any = self
-        """What a worker process finds by its module and name: the step that options were added to, or the function."""
         self.is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
         if name is not None:
             check_name("a step", name)
@@ -74,6 +73,16 @@ class Work:
     def called(self) -> str:
         """Its name, or that of what it is made of where it has none."""
         return self.name or getattr(getattr(self.fn, "func", None), "__name__", None) or type(self.fn).__name__
+
+    @property
+    def abroad(self) -> Any:
+        """What a worker process finds by a module and a name: the step that took the place of the function there, or
+        the function itself.
+        """
+        found: Any = sys.modules.get(getattr(self.fn, "__module__", None) or "")
+        for name in getattr(self.fn, "__qualname__", "").split("."):
+            found = getattr(found, name, None)
+        return found if isinstance(found, Work) and found.fn is self.fn else self.fn
 
     @functools.cached_property
     def returns(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import multiprocessing
 import os
 import threading
@@ -124,6 +125,25 @@ async def test_a_step_runs_in_the_process_pool_that_it_asks_for(make_runtime: Ma
             assert result["pid"] != os.getpid()
             with pytest.raises(RunFailedError, match=r"runs in a process of an executor"):
                 await rt.run(Pipeline("verbs", [asks_for_its_run]), {}, id="r2")
+
+
+async def test_a_step_under_another_name_than_that_of_its_function_runs_in_a_process_pool(
+    make_runtime: MakeRuntime,
+) -> None:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        steps = [
+            step(executor=pool)(plain_in_another_process),
+            step(executor=pool, name="partial")(functools.partial(adds, by=2)),
+            step(executor=pool, name="again")(in_another_process.fn),
+        ]
+        async with make_runtime() as rt:
+            result = await rt.run(Pipeline("pool", steps), {"n": 1}, id="r1")
+    assert result["n"] == 3
+    assert result["pid"] != os.getpid()
+
+
+def adds(state: dict[str, Any], *, by: int) -> dict[str, Any]:
+    return {**state, "n": state["n"] + by}
 
 
 def plain_in_another_process(state: dict[str, Any]) -> dict[str, Any]:

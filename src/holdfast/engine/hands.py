@@ -155,14 +155,14 @@ class _Job:
             raise _no_stop_iteration() from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Abroad, (self._work.origin, self._args, self._kwargs)
+        return _Abroad, (self._work.abroad, self._args, self._kwargs)
 
 
 class _Abroad:
     """The same in a worker process."""
 
-    def __init__(self, origin: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._fn = origin.fn if isinstance(origin, Work) else origin
+    def __init__(self, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._fn = found.fn if isinstance(found, Work) else found
         self._args, self._kwargs = args, kwargs
 
     def __call__(self) -> Any:

@@ -132,7 +132,7 @@ class Step(Work, Generic[P, R]):
         retry: RetryPolicy | None = None,
     ) -> Step[P, R]:
         """The same step with other options for one call: `search.options(key="a", timeout=5)(url)`."""
-        changed: Step[P, R] = Step(
+        return Step(
             cast(Callable[P, R], self.fn),
             name=self.name,
             retry=self.retry if retry is None else retry,
@@ -141,8 +141,6 @@ class Step(Work, Generic[P, R]):
             executor=self.executor,
             key=self.key if key is None else key,
         )
-        changed.origin = self.origin
-        return changed
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         # A step that is declared in a class is its method.

@@ -40,10 +40,8 @@ def function_node(given: Any, name: str | None, options: dict[str, Any]) -> Node
     if isinstance(given, Step):
         own = {option: getattr(given, option) for option in ("retry", "timeout", "on_doubt", "executor")}
         step: Step[..., Any] = Step(given.fn, name=name or given.name, **own | options)
-        step.origin = given.origin
     else:
         step = Step(given, name=name, **options)
-        step.origin = given  # which is what its module has under that name
     return Node(step.called, step)
 
 
