@@ -15,6 +15,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from holdfast.context import Suspended, enter, here, leave, refuse_in_pool
 from holdfast.core.answers import schema_tree
+from holdfast.core.durations import is_duration, seconds
 from holdfast.core.ids import check_id, storable
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import UsageError, WrongKindError
@@ -277,13 +278,15 @@ async def _sleep_plainly(body: dict[str, Any]) -> None:
 
 
 def _seconds(verb: str, value: Any, what: str = "timeout") -> float | None:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if seconds is None and what == "timeout":
+    if value is None and what == "timeout":
         return None
-    if type(seconds) not in (int, float) or not 0 <= seconds < 1e11:
+    duration = seconds(value)
+    if not is_duration(duration):
         moment = ", or a datetime" if what == "until" else ""
-        raise UsageError(f"{verb}({what}={value!r}): seconds or a timedelta, not negative{moment}")
-    return float(seconds)
+        raise UsageError(
+            f"{verb}({what}={value!r}): seconds or a timedelta, not negative and less than 3,000 years{moment}"
+        )
+    return float(duration)
 
 
 def needed(verb: str, frame: Frame | None) -> Frame:

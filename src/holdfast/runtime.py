@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, TypeVar
 
 from holdfast.clock import Clock, SystemClock
+from holdfast.core.durations import is_duration
 from holdfast.core.ids import check_id, parse_ref
 from holdfast.core.policy import CheckpointPolicy, check_policy
 from holdfast.core.retry import RetryPolicy
@@ -81,15 +82,15 @@ class Runtime:
         create: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        if not 0 < heartbeat < lease:
-            raise UsageError(f"heartbeat={heartbeat} must be more than 0 and less than lease={lease}")
+        if not (is_duration(lease) and 0 < heartbeat < lease):
+            raise UsageError(f"heartbeat={heartbeat} must be more than 0 and less than lease={lease}, both in seconds")
         check_policy(policy)
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise UsageError(f"retry={retry!r} must be a RetryPolicy, as RetryPolicy(attempts=3)")
         if on_event is not None and not callable(on_event):
             raise UsageError(f"on_event={on_event!r} must be a function that takes an Event")
-        if concurrency < 1 or crash_limit < 1 or grace < 0:
-            raise UsageError("concurrency and crash_limit are at least 1, grace is not negative")
+        if concurrency < 1 or crash_limit < 1 or not is_duration(grace):
+            raise UsageError("concurrency and crash_limit are at least 1, grace is in seconds, not negative")
         self._clock = clock or SystemClock()
         where = default_location(create=create) if store is MISSING else store
         self._store = locate(where, clock=self._clock, durability=durability, create=create)

@@ -11,6 +11,7 @@ from types import FunctionType
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
+from holdfast.core.durations import is_duration
 from holdfast.core.ids import storable
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import UsageError
@@ -60,8 +61,10 @@ class Work:
     def _check(self, what: str) -> None:
         if self.is_async and self.executor is not None:
             raise UsageError(f"{what}: an executor runs def functions, not async ones")
-        if self.timeout is not None and (type(self.timeout) not in (int, float) or not self.timeout > 0):
-            raise UsageError(f"{what}: timeout={self.timeout!r} must be a number of seconds, more than 0")
+        if self.timeout is not None and not (is_duration(self.timeout) and self.timeout > 0):
+            raise UsageError(
+                f"{what}: timeout={self.timeout!r} must be a number of seconds, more than 0 and less than 3,000 years"
+            )
         if self.retry is not None and not isinstance(self.retry, RetryPolicy):
             raise UsageError(f"{what}: retry={self.retry!r} must be a RetryPolicy, e.g. RetryPolicy(attempts=3)")
         if self.executor is not None and not hasattr(self.executor, "submit"):

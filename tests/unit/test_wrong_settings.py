@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime, step
+from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime, call, sleep, step
 from holdfast.blocking import Runtime as BlockingRuntime
 from holdfast.errors import UsageError
 from holdfast.store.sqlite import SqliteStore
@@ -23,19 +24,41 @@ WRONG: dict[str, Callable[[], Any]] = {
     "timeout='5'": lambda: step(timeout="5")(nothing),  # type: ignore[arg-type]
     "timeout=0": lambda: step(timeout=0)(nothing),
     "executor=4": lambda: step(executor=4)(nothing),  # type: ignore[arg-type]
+    "timeout=inf": lambda: step(timeout=inf)(nothing),
+    "timeout=1e18": lambda: step(timeout=1e18)(nothing),
+    "timeout=nan of one call": lambda: call.options(timeout=nan)(nothing),
+    "timeout=inf of one call": lambda: call.options(timeout=inf)(nothing),
+    "sleep(inf)": lambda: sleep(inf),
     "attempts=0": lambda: RetryPolicy(attempts=0),
     "attempts='3'": lambda: RetryPolicy(attempts="3"),  # type: ignore[arg-type]
     "never=[...]": lambda: RetryPolicy(never=[ValueError]),  # type: ignore[arg-type]
     "first_delay='1'": lambda: RetryPolicy(first_delay="1"),  # type: ignore[arg-type]
+    "first_delay=nan": lambda: RetryPolicy(first_delay=nan),
+    "first_delay=-1": lambda: RetryPolicy(first_delay=-1),
+    "first_delay=inf": lambda: RetryPolicy(first_delay=inf),
+    "max_delay=nan": lambda: RetryPolicy(max_delay=nan),
+    "max_delay=inf": lambda: RetryPolicy(max_delay=inf),
+    "factor=nan": lambda: RetryPolicy(factor=nan),
+    "factor=inf": lambda: RetryPolicy(factor=inf),
+    "factor=0.5": lambda: RetryPolicy(factor=0.5),
+    "jitter=nan": lambda: RetryPolicy(jitter=nan),
     "jitter=2": lambda: RetryPolicy(jitter=2),
     "policy=3": lambda: Pipeline("p", [nothing], policy=3),  # type: ignore[call-overload]
     "interval='5'": lambda: CheckpointPolicy(interval="5"),  # type: ignore[arg-type]
     "ttl=-1": lambda: CheckpointPolicy(ttl=-1),
+    "ttl=inf": lambda: CheckpointPolicy(ttl=inf),
+    "throttle=nan": lambda: CheckpointPolicy(throttle=nan),
+    "every_n_steps=True": lambda: CheckpointPolicy(every_n_steps=True),
     "every_n_steps=0": lambda: CheckpointPolicy(every_n_steps=0),
     "keep_latest=True": lambda: CheckpointPolicy(keep_latest=True),
     "on_complete='b'": lambda: CheckpointPolicy(on_complete="b"),
+    "on_complete=5": lambda: CheckpointPolicy(on_complete=5),  # type: ignore[arg-type]
+    "on_complete=[1]": lambda: CheckpointPolicy(on_complete=[1]),  # type: ignore[list-item]
+    "on_complete=(... for ...)": lambda: CheckpointPolicy(on_complete=(n for n in "ab")),  # type: ignore[arg-type]
     "on_finish='drop'": lambda: CheckpointPolicy(on_finish="drop"),  # type: ignore[arg-type]
     "total=2.5": lambda: Pipeline("p", nothing, total=2.5),  # type: ignore[call-overload]
+    "grace=nan": lambda: Runtime(None, grace=nan),
+    "lease=inf": lambda: Runtime(None, lease=inf),
     "no steps": lambda: Pipeline("p", []),
     "a name twice": lambda: Pipeline("p", [nothing, nothing]),
     "a step that is no function": lambda: Pipeline("p", [3]),  # type: ignore[list-item]

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.core.durations import is_duration, seconds
 from holdfast.errors import UsageError
 
 
@@ -39,10 +40,10 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and (type(value) is not int or value < 1):
                 raise UsageError(f"CheckpointPolicy({name}={value!r}): it must be a whole number of at least 1")
         for name in ("interval", "throttle", "ttl"):
-            value = seconds(getattr(self, name))
-            if value is not None and (type(value) not in (int, float) or not value >= 0):
-                raise UsageError(f"CheckpointPolicy({name}={value!r}): seconds or a timedelta, not negative")
-        if isinstance(self.on_complete, str):
+            value = getattr(self, name)
+            if value is not None and not is_duration(seconds(value)):
+                raise UsageError(f"CheckpointPolicy({name}={value!r}): seconds or a timedelta, of 0 to 3,000 years")
+        if self.on_complete is not None and not _are_names(self.on_complete):
             raise UsageError(f"CheckpointPolicy(on_complete={self.on_complete!r}): give a list of names")
         if self.on_finish not in ("keep", "delete", "delete_on_success"):
             raise UsageError(f"CheckpointPolicy(on_finish={self.on_finish!r}): keep, delete or delete_on_success")
@@ -78,6 +79,11 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return self.on_finish == "delete" or (self.on_finish == "delete_on_success" and success)
 
 
+def _are_names(given: object) -> bool:
+    """Whether these are names, and can be gone through again: a generator cannot, and a text is none of several."""
+    return isinstance(given, (list, tuple, set, frozenset)) and all(type(name) is str for name in given)
+
+
 def check_policy(policy: object) -> CheckpointPolicy | None:
     """The policy itself, or None. Raises UsageError for anything else."""
     if policy is not None and not isinstance(policy, CheckpointPolicy):
@@ -108,11 +114,6 @@ def check_limit(limit: object) -> RunLimit | None:
     if type(limit) is not int or limit < 1:
         raise UsageError(f"limit={limit!r} must be a whole number of at least 1, or RunLimit(total=10, per_key=1)")
     return RunLimit(total=limit)
-
-
-def seconds(duration: float | timedelta | None) -> float | None:
-    """A duration in seconds."""
-    return duration.total_seconds() if isinstance(duration, timedelta) else duration
 
 
 def oldest_kept(

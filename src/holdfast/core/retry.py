@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import msgspec
 
+from holdfast.core.durations import is_duration
 from holdfast.errors import CallInDoubtError, StateError, TooManyStepsError, UsageError
 
 _IN_VAIN = (StateError, UsageError, CallInDoubtError, TooManyStepsError)
@@ -30,12 +32,14 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"RetryPolicy(attempts={self.attempts!r}): it must be a whole number of at least 1")
         if not isinstance(self.never, tuple) or not all(isinstance(c, type) for c in self.never):
             raise UsageError(f"RetryPolicy(never={self.never!r}): give a tuple of error classes, e.g. (ValueError,)")
-        for name in ("first_delay", "factor", "max_delay", "jitter"):
+        for name in ("first_delay", "max_delay"):
             value = getattr(self, name)
-            if type(value) not in (int, float):
-                raise UsageError(f"RetryPolicy({name}={value!r}): it must be a number")
-        if self.first_delay < 0 or self.max_delay < 0 or self.factor < 1 or not 0 <= self.jitter <= 1:
-            raise UsageError("RetryPolicy: delays are not negative, factor is at least 1, jitter between 0 and 1")
+            if not is_duration(value):
+                raise UsageError(f"RetryPolicy({name}={value!r}): seconds, not negative and less than 3,000 years")
+        if type(self.factor) not in (int, float) or not 1 <= self.factor < inf:
+            raise UsageError(f"RetryPolicy(factor={self.factor!r}): it must be a number of at least 1")
+        if type(self.jitter) not in (int, float) or not 0 <= self.jitter <= 1:
+            raise UsageError(f"RetryPolicy(jitter={self.jitter!r}): it must be a number between 0 and 1")
 
     def retries(self, error: BaseException, attempt: int) -> bool:
         """Whether another attempt follows when the `attempt`-th (from 1) ended in `error`."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
 import msgspec
 
+from holdfast.core.durations import is_duration, seconds
 from holdfast.errors import UsageError
 
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MOST = 1 << 15
-_LONGEST = 1e11  # seconds; the time that it comes to is still a date
 
 
 class Placing(msgspec.Struct, frozen=True, gc=False):
@@ -32,8 +31,8 @@ def placing(queue: Any, priority: Any, delay: Any, key: Any) -> Placing:
     """The place that was asked for; HERE when nothing was. Raises UsageError."""
     if queue is None and priority is None and delay is None and key is None:
         return HERE
-    waits = 0.0 if delay is None else delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if type(waits) not in (int, float) or not 0 <= waits < _LONGEST:
+    waits = 0.0 if delay is None else seconds(delay)
+    if not is_duration(waits):
         raise UsageError(f"delay={delay!r}: seconds or a timedelta, not negative and less than 3,000 years")
     if priority is not None and (type(priority) is not int or not -_MOST <= priority < _MOST):
         raise UsageError(f"priority={priority!r}: a whole number from {-_MOST} to {_MOST - 1}; higher goes first")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from holdfast.core.durations import seconds
 from holdfast.core.history import last_point, read_body, rebased
-from holdfast.core.policy import CheckpointPolicy, oldest_kept, seconds
+from holdfast.core.policy import CheckpointPolicy, oldest_kept
 from holdfast.model import CHECKPOINT_KINDS, Entry
 from holdfast.store.base import Store
 

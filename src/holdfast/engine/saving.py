@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.core.codec import Tree
+from holdfast.core.durations import seconds
 from holdfast.core.events import events_of, when
-from holdfast.core.policy import CheckpointPolicy, seconds
+from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.transitions import ENDED
 from holdfast.engine.control import Control
 from holdfast.engine.host import RunHost
