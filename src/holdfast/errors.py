@@ -28,7 +28,7 @@
     │   ├── RunWaitingError
     │   ├── RunInterruptedError
     │   ├── RunOwnedError           another live process has it
-    │   ├── OwnershipLostError      another process took it over; a late write was refused
+    │   ├── OwnershipLostError      it is not this process's any more; a late write was refused
     │   ├── ResultExpiredError      finished, but its retention removed the result
     │   └── VerbRefusedError        the run's status does not allow this verb
     ├── StoreError                  the store itself
@@ -49,6 +49,7 @@ Each message says what to do next. A driver's own error is the `__cause__`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 
 class HoldfastError(Exception):
@@ -227,16 +228,27 @@ class RunOwnedError(RunError):
         )
 
 
-class OwnershipLostError(RunError):
-    """Another process took the run over; what this one wrote late was refused."""
+How = Literal["taken over", "given up", "gone", "unknown"]
 
-    def __init__(self, run_id: str, fence: int) -> None:
-        self.fence = fence
-        super().__init__(
-            run_id,
-            f"run {run_id} was taken over by another process while this one (fence {fence}) did not answer; "
-            f"its late write was refused and nothing was lost. rt.run({run_id!r}) joins the new owner.",
-        )
+
+class OwnershipLostError(RunError):
+    """The run is not this process's any more; what it wrote late was refused. `how` says what became of the run."""
+
+    def __init__(self, run_id: str, fence: int, how: How = "taken over") -> None:
+        self.fence, self.how = fence, how
+        super().__init__(run_id, _LOST[how].format(run=run_id, fence=fence))
+
+
+_LOST: dict[How, str] = {
+    "taken over": "run {run} was taken over by another process while this one (fence {fence}) did not answer; its late "
+    "write was refused and nothing was lost. rt.run({run!r}) joins the new owner.",
+    "given up": "run {run} was given up by this process (fence {fence}) before its code came to an end; what that "
+    "wrote late was refused. rt.run({run!r}) goes on with the run, or gives its result.",
+    "gone": "run {run} is not in the store any more: it was deleted, or the store was removed or another put in its "
+    "place. What this process (fence {fence}) wrote late was refused.",
+    "unknown": "run {run} is not owned by this process (fence {fence}) any more: its late write was refused, and what "
+    "became of the run cannot be read. `holdfast doctor` looks at the store.",
+}
 
 
 class ResultExpiredError(RunError):

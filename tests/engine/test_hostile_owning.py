@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,14 @@ from msgspec.structs import replace
 from holdfast import CheckpointPolicy, Pipeline, Runtime
 from holdfast.engine.ownership import Ownership
 from holdfast.engine.postman import Postman
-from holdfast.errors import HoldfastError, StoreDamagedError, StoreError, StoreUnavailableError, UsageError
+from holdfast.errors import (
+    HoldfastError,
+    OwnershipLostError,
+    StoreDamagedError,
+    StoreError,
+    StoreUnavailableError,
+    UsageError,
+)
 from holdfast.model import Claim, Commit, Head, Owner, Query, Reply
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
@@ -232,6 +241,30 @@ async def test_one_run_that_cannot_be_taken_up_does_not_keep_the_others_from_it(
             for run in ("r1", "r2", "r3"):
                 with pytest.raises(HoldfastError, match="crashes"):
                     await rt.run(FLOW, id=run)
+
+
+async def test_a_run_whose_store_is_removed_under_it_is_not_said_to_be_taken_over(tmp_path: Path) -> None:
+    async def remove(state: Any) -> None:
+        shutil.rmtree(tmp_path / "runs")
+
+    async with Runtime(f"file:{tmp_path / 'runs'}") as rt:
+        with pytest.raises(OwnershipLostError, match="what became of the run cannot be read") as lost:
+            await rt.run(Pipeline("removing", [remove]), {}, id="r1")
+    assert isinstance(lost.value.__cause__, StoreUnavailableError)
+
+
+async def test_a_run_that_was_deleted_under_its_owner_is_not_said_to_be_taken_over(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock
+) -> None:
+    store = make_store()
+
+    async def delete(state: Any) -> None:
+        clock.advance(3600)  # its owner was silent for longer than its lease
+        assert await store.delete_run("r1")
+
+    async with make_runtime(store) as rt:
+        with pytest.raises(OwnershipLostError, match="is not in the store any more"):
+            await rt.run(Pipeline("deleting", [delete]), {}, id="r1")
 
 
 async def test_cancelling_the_close_still_hands_the_runs_back(make_runtime: MakeRuntime) -> None:

@@ -114,8 +114,8 @@ async def test_what_still_runs_is_cut_off_and_can_be_resumed(make_runtime: MakeR
         assert await handle.result() == "done"
 
 
-async def test_a_step_that_ignores_everything_is_left_behind(make_runtime: MakeRuntime) -> None:
-    """Its run goes on elsewhere, and what it returns in the end is refused."""
+async def test_a_step_that_ignores_everything_is_left_behind(make_runtime: MakeRuntime, caplog: Any) -> None:
+    """Its run goes on elsewhere, and what it returns in the end is refused; nobody took it over, so nobody says so."""
     inside, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
     stubborn = [True]
 
@@ -150,6 +150,8 @@ async def test_a_step_that_ignores_everything_is_left_behind(make_runtime: MakeR
             assert await rt.run(flow, [], id="r1") == ["saved later", "in time"]
     finally:
         release.set()
+    assert "was given up by this process" in caplog.text
+    assert "taken over" not in caplog.text
 
 
 async def test_a_def_step_that_never_returns_does_not_keep_the_runtime_open(make_runtime: MakeRuntime) -> None:

@@ -128,6 +128,10 @@ class Committer:
         """What stands in the log of a run behind that seq, for whoever does not know what became of a commit."""
         return await self._store.read_entries(run, after=after)
 
+    async def is_there(self, run: str) -> bool:
+        """Whether the store has the run, for whoever is told that it is not theirs."""
+        return (await self._store.read_heads((run,)))[0] is not None
+
     async def drain(self) -> None:
         """Return when nothing is under way any more."""
         while self._pending or self._writing is not None:

@@ -179,7 +179,7 @@ class RunHost(msgspec.Struct, eq=False):
     def left(self) -> None:
         """The run has left this process."""
         if self.begun_notes is not None:
-            self.begun_notes.end(OwnershipLostError(self.writer.run, self.writer.fence))
+            self.begun_notes.end(OwnershipLostError(self.writer.run, self.writer.fence, "given up"))
 
     async def finish_step(self, number: int) -> None:
         """The body of the step is done: what is still to be written goes with the step's own commit."""

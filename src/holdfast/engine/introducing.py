@@ -23,7 +23,7 @@ class Introducing:
     def __init__(self, store: Store, ownership: Ownership) -> None:
         self._store, self._ownership = store, ownership
         self.most_together = store.most_together
-        self.read_entries = store.read_entries
+        self.read_entries, self.read_heads = store.read_entries, store.read_heads
 
     @property
     def knows_owner(self) -> bool:

@@ -14,7 +14,7 @@ from holdfast.core.codec import Tree, dumps
 from holdfast.core.history import Point, Segment, Signal, with_signal
 from holdfast.core.transitions import ENDED, check_transition
 from holdfast.engine.committer import Committer
-from holdfast.errors import OwnershipLostError, StoreDamagedError, StoreError
+from holdfast.errors import How, OwnershipLostError, StoreDamagedError, StoreError
 from holdfast.model import RESULT_KINDS, Commit, Entry, Head, HeadChange, Kind, Mail, Refusal, RunStatus
 
 StepTaken = tuple[str, float, float]
@@ -69,6 +69,8 @@ class RunWriter:
     heard_at: float
     """When the store last said what mail there is, on the event loop's clock."""
     _in_doubt: tuple[_Landed, ...]
+    _lost: OwnershipLostError | None = None
+    """What the refusal of a commit was told as."""
 
     def __init__(self, committer: Committer, clock: Clock, head: Head, point: Point | None) -> None:
         """Without a point only the status can be written: for a run that cannot be gone on with."""
@@ -110,11 +112,11 @@ class RunWriter:
 
         `under_way` says that a step of the run is: it is running, and not in a crash loop if something was finished.
         A status other than running gives the run up as well. When this raises StoreError, nothing is
-        known to have been written; OwnershipLostError says that another owner has it, and nothing was;
+        known to have been written; OwnershipLostError says that it is not ours any more, and nothing was;
         UnheardError that mail has come after the last one that was `heard`.
         """
         if self.closed:
-            raise OwnershipLostError(self.run, self.fence)
+            raise self._lost or OwnershipLostError(self.run, self.fence, "given up")
         while True:
             commit, landed = self._prepared(
                 marks, progress, extra, status, take, fields, drop_history, under_way, heard
@@ -131,8 +133,7 @@ class RunWriter:
             if reply.refused is Refusal.UNHEARD:
                 raise UnheardError
             if reply.refused is not Refusal.GAP or not self._in_doubt:
-                self.closed = self.given_up = True
-                raise OwnershipLostError(self.run, self.fence)
+                raise await self._lose()
             # A commit that failed had reached the disk after all: count it, and write what is new.
             progress = await self._settle_doubt(progress)
         if self._in_doubt:
@@ -191,12 +192,23 @@ class RunWriter:
         doubtful, self._in_doubt = self._in_doubt, ()
         landed = next((one for one in doubtful if [entry.check for entry in one.entries] == found), None)
         if landed is None:
-            self.closed = self.given_up = True
-            raise OwnershipLostError(self.run, self.fence)
+            raise await self._lose()
         self._count(landed)
         if progress is None or landed.progress is None:
             return progress
         return Progress(progress.tree, progress.cursor, progress.steps[len(landed.progress.steps) :])
+
+    async def _lose(self) -> OwnershipLostError:
+        """The store has refused a commit: nothing more is written from here. What to raise, as far as it is known."""
+        self.closed = self.given_up = True
+        cause: StoreError | None = None
+        try:
+            how: How = "taken over" if await self._committer.is_there(self.run) else "gone"
+        except StoreError as error:
+            how, cause = "unknown", error
+        self._lost = OwnershipLostError(self.run, self.fence, how)
+        self._lost.__cause__ = cause
+        return self._lost
 
     async def rewind(self, point: Point, *, to: int, pending: Sequence[Signal], take: tuple[int, ...] = ()) -> None:
         """Begin a new branch at an older checkpoint, or at a call behind it: durable, and the run goes on there."""
@@ -220,7 +232,7 @@ class RunWriter:
         commit = Commit(run=self.run, owner=self.owner, fence=self.fence, entries=(entry,), change=change, take=take)
         reply = await self._committer.commit(commit)
         if reply.refused is not None:
-            raise OwnershipLostError(self.run, self.fence)
+            raise await self._lose()
         self._count(_Landed((entry,), change, None, Segment(seq, len(body), len(body))))
         self.tree, self.cursor, self.branch, self.checkpoint_seq = point.tree, point.cursor, seq, seq
         self.said, self.came_to = None, point.came_to
