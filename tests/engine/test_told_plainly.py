@@ -32,6 +32,18 @@ async def test_a_failure_carries_the_error_of_the_step_where_it_happened() -> No
     assert isinstance(raised.value.__cause__, ValueError)
 
 
+async def test_a_handle_gives_the_error_of_the_step_also_when_it_is_asked_late() -> None:
+    def fail(state: Any) -> None:
+        raise ValueError("no such city")
+
+    async with Runtime("memory:") as rt:
+        handle = await rt.start(Pipeline("p", [fail]), {})
+        for _ in range(2):
+            with pytest.raises(RunFailedError, match="no such city") as raised:
+                await handle.result()
+            assert isinstance(raised.value.__cause__, ValueError)
+
+
 async def test_an_unexpected_error_of_the_driver_is_told_as_what_it_is() -> None:
     class Broken(Pipeline[Any]):
         def next_step(self, cursor: dict[str, Any]) -> Any:

@@ -146,10 +146,12 @@ class Following:
             where = situation(head)
             match act("run", where):
                 case Act.RESULT:
-                    if seen is not None and seen.runner.completed_as(head):
+                    if seen is not None and seen.runner.ended_as(head):
                         return seen.runner.result()
                     return await self._reader.result(head)
                 case Act.RAISE:
+                    if seen is not None and seen.runner.ended_as(head):
+                        return await self.outcome(seen)  # which still has the cause
                     raise ended_error(head)
                 case Act.TAKE:
                     try:

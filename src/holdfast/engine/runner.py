@@ -42,7 +42,7 @@ from holdfast.errors import (
 )
 from holdfast.flows.base import KEEP, NO_RESULT, FinalFailure, Flow, Position, Step
 from holdfast.frames import Frame
-from holdfast.model import Head, Kind, Mail, RunStatus
+from holdfast.model import Head, Kind, Mail
 
 
 class _Cut(Exception):
@@ -313,10 +313,10 @@ class Runner:
         """What a completed run came to, in containers of its own."""
         return self._codec.decode(self.came_to["result"], path="result") if self.came_to else self._copy()
 
-    def completed_as(self, head: Head) -> bool:
-        """Whether the run was completed here, and nothing has become of it since."""
+    def ended_as(self, head: Head) -> bool:
+        """Whether the run came to this here, and nothing has become of it since."""
         writer = self.writer
-        return writer.status == RunStatus.COMPLETED and (writer.fence, writer.seq) == (head.fence, head.seq)
+        return (writer.status, writer.fence, writer.seq) == (head.status, head.fence, head.seq)
 
     # What others want
 
