@@ -114,7 +114,7 @@ async def test_a_clock_that_is_set_back_does_not_put_saving_off(make_runtime: Ma
 async def test_a_retry_policy_that_grows_beyond_all_numbers_waits_its_longest(
     make_runtime: MakeRuntime, clock: ManualClock
 ) -> None:
-    policy, tries = RetryPolicy(attempts=70, first_delay=1e300, factor=1e10, max_delay=0.0), []
+    policy, tries = RetryPolicy(attempts=70, first_delay=1e10, factor=1e300, max_delay=0.0), []
 
     @step(retry=policy)
     async def flaky(state: Any) -> None:

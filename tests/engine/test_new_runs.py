@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import Pipeline, Runtime, step
+from holdfast import Graph, Pipeline, Runtime, Team, flow, step
 from holdfast.engine.postman import QUIET
-from holdfast.errors import InputChangedError, RunExistsError, StoreUnavailableError
+from holdfast.errors import InputChangedError, RunExistsError, StoreUnavailableError, UsageError
 from holdfast.model import Commit, Entry, Head, Owner, Reply
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
@@ -131,6 +132,71 @@ async def test_an_input_that_no_run_could_begin_with_is_another_input_for_one_th
         await rt.run(DOUBLE, {"n": 1}, id="done")
         with pytest.raises(InputChangedError):
             await rt.run(DOUBLE, unfit, id="done")
+
+
+@dataclass
+class Tally:
+    n: int
+    seen: list[int] = field(default_factory=list)
+
+
+def count(tally: Tally) -> Tally:
+    tally.seen.append(tally.n)
+    return tally
+
+
+@flow
+async def counting(tally: Tally) -> Tally:
+    return count(tally)
+
+
+def graph() -> Graph[Tally]:
+    made = Graph("graph", state=Tally)
+    made.node(count, start=True)
+    return made
+
+
+TAKING = {
+    "pipeline": Pipeline("pipeline", [count], state=Tally),
+    "graph": graph(),
+    "team": Team("team", [count]),
+    "function": counting,
+}
+
+
+@pytest.mark.parametrize("first", [{"n": 1}, {"seen": [], "n": 1}, Tally(1)], ids=repr)
+@pytest.mark.parametrize("shape", TAKING)
+async def test_a_dict_of_the_fields_is_the_same_input_as_the_state_that_is_made_of_it(
+    make_runtime: MakeRuntime, shape: str, first: Any
+) -> None:
+    made = TAKING[shape]
+    async with make_runtime() as rt:
+        rt.register(Tally)
+        assert await rt.run(made, first, id="r1") == Tally(1, [1])
+        for same in ({"n": 1, "seen": []}, Tally(1)):
+            assert await rt.run(made, same, id="r1") == Tally(1, [1])
+        for other in ({"n": 2}, Tally(1, [0])):
+            with pytest.raises(InputChangedError):
+                await rt.run(made, other, id="r1")
+
+
+@pytest.mark.parametrize("shape", ["pipeline", "graph", "function"])
+async def test_a_fork_takes_a_dict_of_the_fields_for_the_state(make_runtime: MakeRuntime, shape: str) -> None:
+    made = TAKING[shape]
+    async with make_runtime() as rt:
+        await rt.run(made, Tally(1), id="r1")
+        assert await (await rt.fork("r1@1", id="r2", state={"n": 5})).result() == Tally(5, [5])
+        assert await rt.run(made, Tally(5), id="r2") == Tally(5, [5])
+        with pytest.raises(UsageError, match="does not fit the declared state Tally"):
+            await rt.fork("r1@1", id="r3", state={"n": "many"})
+        assert await rt.get("r3") is None
+
+
+async def test_a_fork_takes_a_state_of_the_type_that_a_step_has_made(make_runtime: MakeRuntime) -> None:
+    made = Pipeline("said", [count, lambda tally: f"{tally.n}", str.upper], state=Tally)
+    async with make_runtime() as rt:
+        await rt.run(made, Tally(1), id="r1")
+        assert await (await rt.fork("r1@3", state="many")).result() == "MANY"
 
 
 async def test_a_handle_of_a_run_that_has_ended_here_gives_its_result_without_reading_its_log() -> None:

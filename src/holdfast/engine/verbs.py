@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -105,12 +106,13 @@ class Verbs:
             check_id(parent)
         codec = engine.registry.codec(flow.name)
         given = None if input is MISSING else input
-        encoded = codec.encode(given, path="input")
         position = flow.start(given)
+        taken = position.state if _takes_state(flow) else given
+        encoded = codec.encode(taken, path="input")
         return await engine.creating.create(
             run,
             flow.name,
-            encoded if position.state is given else codec.encode(position.state),
+            encoded if position.state is taken else codec.encode(position.state),
             position.cursor,
             digest=digest_of(encoded),
             metadata=encode_metadata(metadata),
@@ -121,7 +123,11 @@ class Verbs:
 
     def digest(self, flow: Flow[Any], input: Any) -> str:
         """What tells this input of the flow from others."""
-        return digest_of(self._engine.registry.codec(flow.name).encode(input, path="input"))
+        taken = input
+        if _takes_state(flow):
+            with suppress(UsageError):  # what no run could begin with is another input than that of any
+                taken = flow.start(input).state
+        return digest_of(self._engine.registry.codec(flow.name).encode(taken, path="input"))
 
     async def fork(
         self, ref: str, run: str | None, state: Any, metadata: dict[str, Any] | None, *, raw: bool = False
@@ -318,6 +324,11 @@ class Verbs:
                 raise ended_error(head)
             case Act.JOIN | Act.RESULT:  # it is not to be claimed: whoever asked looks again
                 raise RunOwnedError(head.id, head.owner)
+
+
+def _takes_state(flow: Flow[Any]) -> bool:
+    """Whether the input of the flow is its first state, so that what is the same state is the same input."""
+    return getattr(flow, "takes_state", False)
 
 
 def _unreceived(point: Point, since: list[Signal]) -> tuple[Signal, ...]:

@@ -38,6 +38,10 @@ class Position(msgspec.Struct, gc=False):
 
     A flow that says `raw_state = True` gets the state as the tree that is stored, which nobody may change, and
     gives the new one with the `change` to it (see `core.delta`): what is known need not be searched for.
+
+    A flow that says `takes_state = True` begins with its input as the state, made to fit what it declares: a dict of
+    the fields is then the same input as the state that is made of it. One that has `fit_state(state, before)` makes
+    what a user gives in the place of a stored state fit likewise.
     """
 
     state: Any

@@ -83,6 +83,12 @@ class FunctionFlow(Generic[P, C, R]):
         """Not known: `progress(...)` tells how far it is."""
         return None
 
+    takes_state = True
+
+    def fit_state(self, state: Any, before: Any) -> Any:
+        """What a user gives in the place of the input before."""
+        return self._fit(state)
+
     def start(self, input: Any) -> Position:
         """The input becomes the state."""
         return Position(self._fit(input), self._cursor(0))

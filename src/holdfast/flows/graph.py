@@ -13,7 +13,7 @@ from holdfast.errors import TooManyStepsError, UnknownTargetError, UsageError
 from holdfast.flows.base import Position, Step
 from holdfast.flows.branches import Merge, Reduce, is_flow, settled
 from holdfast.flows.edges import Edges
-from holdfast.flows.input import fit_input
+from holdfast.flows.input import fit_input, fit_state
 from holdfast.flows.moves import NOT_GIVEN, End, Goto, Keeping, pack_outcome, target_name
 from holdfast.flows.nodes import Node, compensated, flow_node, function_node, human_node, map_node, parallel_node
 from holdfast.flows.picture import mermaid
@@ -275,6 +275,12 @@ class Graph(Generic[S]):
     def total_steps(self) -> int | None:
         """Not known: it depends on the way that a run takes."""
         return None
+
+    takes_state = True
+
+    def fit_state(self, state: Any, before: Any) -> Any:
+        """What a user gives in the place of the state before: as the input, or of the type that a node had made."""
+        return fit_state(self._state, state, before)
 
     def start(self, input: Any) -> Position:
         """The input becomes the state."""

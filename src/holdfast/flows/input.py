@@ -29,6 +29,11 @@ def fit_input(declared: Any, value: Any) -> Any:
         raise UsageError(f"the input does not fit the declared state {name}: {error}") from error
 
 
+def fit_state(declared: Any, state: Any, before: Any) -> Any:
+    """The state in the place of the one before: a step may have made that of another type than is declared."""
+    return state if type(state) is type(before) else fit_input(declared, state)
+
+
 def _has_fields(declared: Any) -> bool:
     return (
         dataclasses.is_dataclass(declared)

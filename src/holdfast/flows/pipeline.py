@@ -9,7 +9,7 @@ from holdfast.context import Scope
 from holdfast.core.policy import CheckpointPolicy, RunLimit, check_limit, check_policy
 from holdfast.errors import UsageError
 from holdfast.flows.base import AdvanceFn, End, Position, Step, as_step
-from holdfast.flows.input import fit_input
+from holdfast.flows.input import fit_input, fit_state
 from holdfast.flows.moves import NOT_GIVEN
 from holdfast.work import check_name
 
@@ -101,6 +101,12 @@ class Pipeline(Generic[S]):
     def total_steps(self) -> int | None:
         """How many steps a run has; None for a loop without a total."""
         return self._total if self._loop else len(self._names)
+
+    takes_state = True
+
+    def fit_state(self, state: Any, before: Any) -> Any:
+        """What a user gives in the place of the state before: as the input, or of the type that a step had made."""
+        return fit_state(self._state, state, before)
 
     def start(self, input: Any) -> Position:
         """The input becomes the state."""

@@ -187,6 +187,8 @@ class Team:
         """How many turns there are; known for a sequence alone."""
         return len(self._members) if self.strategy is Strategy.SEQUENTIAL else None
 
+    takes_state = True
+
     def start(self, input: Any) -> Position:
         """The input becomes the data."""
         first = _SELECTING if self.strategy is Strategy.SELECTOR else next(iter(self._members))
