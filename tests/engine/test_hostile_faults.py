@@ -12,6 +12,7 @@ from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime, step
 from holdfast.errors import RunFailedError, RunInterruptedError, StoreError, StoreUnavailableError
 from holdfast.model import Commit, Event, Reply
 from holdfast.store.base import Store
+from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 from holdfast.testing import ManualClock
 from watched import WatchedStore
@@ -125,6 +126,63 @@ async def test_a_retry_policy_that_grows_beyond_all_numbers_waits_its_longest(
         with pytest.raises(RunFailedError):
             await rt.run(Pipeline("flaky", [flaky]), {}, id="r1")
     assert len(tries) == 70
+
+
+async def cancel_and_wait(state: Any) -> None:
+    cancel_own_task()
+    await asyncio.Event().wait()
+
+
+async def cancel_and_return(state: Any) -> str:
+    cancel_own_task()
+    return "too late"
+
+
+async def wait_for_what_is_cancelled(state: Any) -> None:
+    waiting = asyncio.ensure_future(asyncio.Event().wait())
+    asyncio.get_running_loop().call_soon(waiting.cancel)
+    await waiting
+
+
+def cancel_own_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+@pytest.mark.parametrize("timeout", [None, 60])
+@pytest.mark.parametrize("fn", [cancel_and_wait, cancel_and_return, wait_for_what_is_cancelled])
+async def test_a_step_that_cancels_itself_fails_its_run_and_nothing_else(
+    make_runtime: MakeRuntime, fn: Any, timeout: float | None
+) -> None:
+    async with make_runtime() as rt:
+        with pytest.raises(RunFailedError, match="the step was cancelled from inside"):
+            await rt.run(Pipeline("cancelling", [step(timeout=timeout)(fn)]), {}, id="r1")
+        assert [run.status async for run in rt.list()] == ["failed"]
+        assert await rt.run(Pipeline("fine", [lambda state: "fine"]), {}, id="r2") == "fine"
+
+
+def test_the_end_of_the_loop_fails_no_run(clock: ManualClock) -> None:
+    store, inside = MemoryStore(clock), []
+
+    async def hang(state: Any) -> None:
+        inside.append(1)
+        await asyncio.Event().wait()
+
+    async def begin() -> Runtime:
+        rt = Runtime(store, clock=clock)
+        await rt.__aenter__()
+        await rt.start(Pipeline("hanging", [hang]), {}, id="r1")
+        while not inside:
+            await asyncio.sleep(0)
+        return rt  # and asyncio.run cancels all that is left
+
+    async def look() -> Any:
+        return (await store.read_heads(["r1"]))[0]
+
+    forgotten = asyncio.run(begin())
+    assert asyncio.run(look()).status == "running"  # its owner is gone, and whoever looks goes on with it
+    del forgotten
 
 
 async def test_a_watcher_that_is_cancelled_does_not_stop_the_run(make_runtime: MakeRuntime) -> None:

@@ -19,6 +19,7 @@ from holdfast.engine.changes import Changes
 from holdfast.engine.committer import Committer
 from holdfast.engine.creating import Creating
 from holdfast.engine.custody import Custody
+from holdfast.engine.ending import Ending
 from holdfast.engine.hands import Hands
 from holdfast.engine.hurry import unless_hurried
 from holdfast.engine.introducing import Introducing
@@ -73,6 +74,7 @@ class Engine:
     ) -> None:
         self.store, self.clock = store, clock
         self.loop, self.pid = asyncio.get_running_loop(), os.getpid()
+        self.ending = Ending(self.loop)
         self.registry = Registry()
         self.ownership = Ownership(store, lease=lease, heartbeat=heartbeat, name=name)
         self.live: dict[str, LiveRun] = {}
@@ -302,6 +304,7 @@ class Engine:
         finally:
             self.postman.stop()
             self._lanes.close()
+            await self.ending.over()
             await unless_hurried(self.ownership.end(), hurry)
 
     def stop_all(self, *, at_once: bool = False) -> None:
@@ -315,6 +318,7 @@ class Engine:
 
     def _leave_all(self) -> None:
         """There is no time to hand them back: whoever waits for one is told all the same, and the lease runs out."""
+        self.ending.begin()
         for live in list(self.live.values()):
             live.done.set(Outcome(error=RunInterruptedError(live.id)))
             if live.task is not None:

@@ -211,7 +211,7 @@ def _carried(error: BaseException) -> BaseException:
     A SystemExit or KeyboardInterrupt that leaves a task would end the loop, and with it every other run.
     """
     if isinstance(error, asyncio.CancelledError):
-        return error  # asked for by the runtime, or the step's own: the runner tells them apart
+        return error  # asked for by the runtime, the end of the loop, or the step's own: the runner tells them apart
     if isinstance(error, GeneratorExit):
         try:
             asyncio.get_running_loop()

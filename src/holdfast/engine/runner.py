@@ -211,6 +211,8 @@ class Runner:
                 after = await work
             else:
                 after = await within(step.timeout, name, in_frame(root, work), scope.close)
+            if self._task is not None and self._task.cancelling():
+                await asyncio.sleep(0)  # a cancel that the step has not waited for comes out here, not in the commit
             if scope.starting or scope.unspawned:
                 await scope.children_started()  # before the step is done
         except asyncio.CancelledError:
@@ -268,9 +270,9 @@ class Runner:
         return self._codec.decode(self.saving.tree, plain=plain)
 
     def _foreign_cancel(self) -> BaseException:
-        """A CancelledError that this runtime did not ask for: the loop is ending, or the step raised it."""
+        """A CancelledError that this runtime did not ask for: the loop is ending, or it is the step's own doing."""
         assert self._task is not None
-        if self._task.cancelling():
+        if self._task.cancelling() and self.around.ending.begun:
             return asyncio.CancelledError()
         return StepRaised(asyncio.CancelledError("the step was cancelled from inside"))
 

@@ -11,6 +11,7 @@ from holdfast.context import RunContext
 from holdfast.core.codec import Codec, Tree
 from holdfast.core.journal import Journal
 from holdfast.core.retry import RetryPolicy
+from holdfast.engine.ending import Ending
 from holdfast.engine.hands import Hands
 from holdfast.engine.inbox import Inbox
 from holdfast.engine.notes import Notes
@@ -63,6 +64,7 @@ class Surroundings(Protocol):
     loop: asyncio.AbstractEventLoop
     pid: int
     """The process that it belongs to."""
+    ending: Ending
     store: Store
     clock: Clock
     observed: bool
