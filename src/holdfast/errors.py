@@ -116,8 +116,9 @@ class InputChangedError(UsageError):
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         super().__init__(
-            f"run {run_id} exists with another input, so nothing was run. Use another id for the new input, "
-            f"or leave the input out to go on with the stored one (rt.resume)."
+            f"run {run_id} exists with another input, so nothing was run. Use another id for the new input, or leave "
+            f"the input out to go on with the stored one: under this very id, for under one that does not exist that "
+            f"begins a new run with the input None (rt.resume never begins one)."
         )
 
 

@@ -92,7 +92,8 @@ def message_of(error: HoldfastError, typed: Typed, run: Run | None = None, trace
         case InputChangedError():
             return (
                 f"run {error.run_id} exists with another input, so nothing was run. Use another id for the new "
-                f"input, or leave the input out to go on with the stored one."
+                f"input, or leave the input out to go on with the stored one: under this very id, for under one that "
+                f"does not exist that begins a new run."
             )
         case RunOwnedError():
             join, pause, cancel = (typed.command(verb, error.run_id, flow) for verb in ("run", "pause", "cancel"))
