@@ -297,6 +297,15 @@ def rebased(run: str, point: Point) -> Entry:
     return seal(run, entry.seq, entry.kind, entry.fence, entry.at, entry.cursor, body)
 
 
+def position_of(head: Head) -> dict[str, Any]:
+    """Where a run stands. Raises StoreDamagedError."""
+    try:
+        cursor: dict[str, Any] = msgspec.json.decode(head.cursor)
+        return cursor
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreDamagedError(head.id, head.seq, f"its position cannot be read: {error}") from error
+
+
 def log_problem(head: Head, entries: list[Entry]) -> str | None:
     """What of the head contradicts the (verified) end of the log; None when they agree."""
     last_status = {

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.codec import dumps, loads
-from holdfast.core.history import Point, Signal
+from holdfast.core.history import Point, Signal, position_of
 from holdfast.core.ids import check_id, new_id, parse_ref
 from holdfast.core.journal import Journal
 from holdfast.core.transitions import ENDED, HINTS, Act, Situation, act, situation
@@ -30,7 +30,7 @@ from holdfast.engine.queueing import HERE, Placing
 from holdfast.engine.reader import Reader
 from holdfast.engine.refusals import ended_error, refused
 from holdfast.engine.stopping import Stopping
-from holdfast.engine.writer import RunWriter, position_of
+from holdfast.engine.writer import RunWriter
 from holdfast.errors import (
     HoldfastError,
     RunNotFoundError,

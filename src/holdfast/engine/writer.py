@@ -11,10 +11,10 @@ from msgspec import UNSET
 from holdfast.clock import Clock
 from holdfast.core.checksum import seal
 from holdfast.core.codec import Tree, dumps
-from holdfast.core.history import Point, Segment, Signal, with_signal
+from holdfast.core.history import Point, Segment, Signal, position_of, with_signal
 from holdfast.core.transitions import ENDED, check_transition
 from holdfast.engine.committer import Committer
-from holdfast.errors import How, OwnershipLostError, StoreDamagedError, StoreError
+from holdfast.errors import How, OwnershipLostError, StoreError
 from holdfast.model import RESULT_KINDS, Commit, Entry, Head, HeadChange, Kind, Mail, Refusal, RunStatus
 
 StepTaken = tuple[str, float, float]
@@ -136,8 +136,7 @@ class RunWriter:
                 raise await self._lose()
             # A commit that failed had reached the disk after all: count it, and write what is new.
             progress = await self._settle_doubt(progress)
-        if self._in_doubt:
-            self._in_doubt = ()
+        self._in_doubt = ()
         self._count(landed)
         self.heard_at = self._committer.heard_at
         return reply.mail
@@ -386,15 +385,6 @@ class _Landed(msgspec.Struct, gc=False):
     change: HeadChange | None
     progress: Progress | None
     segment: Segment
-
-
-def position_of(head: Head) -> dict[str, Any]:
-    """Where a run stands. Raises StoreDamagedError."""
-    try:
-        cursor: dict[str, Any] = msgspec.json.decode(head.cursor)
-        return cursor
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreDamagedError(head.id, head.seq, f"its position cannot be read: {error}") from error
 
 
 def _told(steps: Sequence[StepTaken], now: float) -> Sequence[Any]:
