@@ -11,6 +11,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import sysconfig
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+
+from servers.guard import Guard
 
 ADMIN = "holdfast_admin"
 PASSWORD_USER, PASSWORD = "with_password", "open-sesame-4711"
@@ -73,9 +76,14 @@ def free_port() -> int:
 class PostgresServer:
     """One server and its folder. `start` after `stop` or `kill` brings it back with all that it holds."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.port = folder, port
+    def __init__(self, folder: Path, port: int, guard: Guard) -> None:
+        self.folder, self.port, self._guard = folder, port, guard
         self.data = folder / "data"
+
+    @classmethod
+    def _new(cls) -> PostgresServer:
+        folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
+        return cls(folder, free_port(), Guard.begin(folder, "data/postmaster.pid", signal.SIGQUIT))
 
     @classmethod
     def create(cls, *, fsync: bool = False, followed: bool = False) -> PostgresServer:
@@ -83,14 +91,13 @@ class PostgresServer:
 
         One that is to be `followed` may have replicas.
         """
-        folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
-        server = cls(folder, free_port())
+        server = cls._new()
         try:
-            shutil.chown(folder, *_who())
+            shutil.chown(server.folder, *_who())
             server._do("initdb", "-A", "trust", "-U", ADMIN, "-E", "UTF8", "--locale=C", "-N", "-D", server.data)
             settings = _SETTINGS.format(
                 port=server.port,
-                folder=folder,
+                folder=server.folder,
                 fsync="on" if fsync else "off",
                 wal_level="replica" if followed else "minimal",
                 wal_senders=2 if followed else 0,
@@ -109,14 +116,13 @@ class PostgresServer:
 
     def replica(self) -> PostgresServer:
         """A server that follows this one and takes no writes, started."""
-        folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
-        replica = PostgresServer(folder, free_port())
+        replica = PostgresServer._new()
         try:
-            shutil.chown(folder, *_who())
+            shutil.chown(replica.folder, *_who())
             copying = ("-R", "--no-sync", "--checkpoint=fast", "--wal-method=fetch", "-d", self.url())
             replica._do("pg_basebackup", *copying, "-D", replica.data)
             with open(replica.data / "postgresql.conf", "a") as settings:  # the last one counts
-                settings.write(f"port = {replica.port}\nunix_socket_directories = '{folder}'\n")
+                settings.write(f"port = {replica.port}\nunix_socket_directories = '{replica.folder}'\n")
             replica.start()
         except BaseException:
             replica.remove()
@@ -163,6 +169,15 @@ class PostgresServer:
                 self.stop("immediate")
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
+            self._guard.end(gone=True)
+
+    def leave(self) -> bool:
+        """Remove it unless somebody else of this test run uses it: whether it was."""
+        if last := self._guard.is_last():
+            self.remove()
+        else:
+            self._guard.end(gone=False)
+        return last
 
     def turn_back(self, schema: str, seconds: float) -> None:
         """Make all that a store has written down with the server's clock that much older."""
@@ -229,24 +244,22 @@ def shared_server(folder: Path) -> Iterator[PostgresServer]:
     """The server of this test run; `folder` is one that all its workers know."""
     note = folder / "postgres.json"
     with _alone(folder):
-        about = json.loads(note.read_text()) if note.exists() else None
-        if about is None:
-            started = PostgresServer.create()
-            about = {"folder": str(started.folder), "port": started.port, "users": 0}
-        about["users"] += 1
-        note.write_text(json.dumps(about))
-    server = PostgresServer(Path(about["folder"]), about["port"])
+        server = _joined(json.loads(note.read_text())) if note.exists() else None
+        if server is None:
+            server = PostgresServer.create()
+            note.write_text(json.dumps({"folder": str(server.folder), "port": server.port}))
     try:
         yield server
     finally:
         with _alone(folder):
-            about = json.loads(note.read_text())
-            about["users"] -= 1
-            if about["users"]:
-                note.write_text(json.dumps(about))
-            else:
+            if server.leave():
                 note.unlink()
-                server.remove()
+
+
+def _joined(about: dict[str, Any]) -> PostgresServer | None:
+    """The server that another worker has started; None when all who used it have died, and it with them."""
+    guard = Guard.join(Path(about["folder"]))
+    return None if guard is None else PostgresServer(Path(about["folder"]), about["port"], guard)
 
 
 @contextmanager

@@ -6,12 +6,10 @@ Each process of a test run starts one when it first needs it. Each test has a pr
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import time
@@ -21,6 +19,9 @@ from pathlib import Path
 
 import redis
 
+from servers.guard import Guard
+
+_PIDFILE = "pid"
 PATIENCE = 30.0  # seconds; only bounds a server that does not come up
 
 
@@ -38,12 +39,6 @@ def find_program() -> Path:
     )
 
 
-def _die_with_the_parent() -> None:
-    """A test run that is killed leaves no server behind; only Linux can be asked for that."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
 class RedisServer:
     """One server and its folder. `start` after `stop` or `kill` brings it back with all that reached its disk."""
 
@@ -53,20 +48,20 @@ class RedisServer:
         place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-redis-", dir=place))
         self.socket = self.folder / "s"
+        self._guard = Guard.begin(self.folder, _PIDFILE, signal.SIGKILL)
         self._settings = ("--appendonly", "yes", "--appendfsync", "always", "--save", "", *settings)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
         """Return when it answers."""
-        place = ("--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder))
+        place = ("--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder), "--pidfile", _PIDFILE)
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [str(find_program()), *place, *self._settings],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_the_parent,  # noqa: PLW1509 - one system call, and no lock is taken
             )
         until = time.monotonic() + PATIENCE
         while True:
@@ -102,6 +97,7 @@ class RedisServer:
         if process is not None:
             process.send_signal(how)
             process.wait()
+            (self.folder / _PIDFILE).unlink(missing_ok=True)  # one that was killed could not
 
     def freeze(self, *, frozen: bool) -> None:
         """Let it answer nobody, or go on."""
@@ -112,6 +108,7 @@ class RedisServer:
         """End it and remove all that it holds."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._guard.end(gone=True)
 
 
 @cache
