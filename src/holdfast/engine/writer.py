@@ -391,7 +391,7 @@ def _told(steps: Sequence[StepTaken], now: float) -> Sequence[Any]:
     """The steps as an entry of now tells them: when it was made is when the last one ended, nearly always."""
     if not steps or abs(now - steps[-1][2]) > _AT_ONCE:
         return steps
-    return [*steps[:-1], steps[-1][:2]]
+    return [steps[0][:2]] if len(steps) == 1 else [*steps[:-1], steps[-1][:2]]
 
 
 def _last_checkpoint(entries: Sequence[Entry]) -> Entry:

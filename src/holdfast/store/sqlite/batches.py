@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.model import Commit
+from holdfast.model import Commit, HeadChange
 from holdfast.store.sqlite import sql
 from holdfast.store.sqlite.pages import Room
 
+_NO_CHANGE = (None, HeadChange())
 Updates = dict[tuple[str, ...], list[Any]]
 
 
@@ -74,7 +75,7 @@ def _is_plain(commit: Commit) -> bool:
     entries = commit.entries
     if commit.rebase or commit.take or not entries or (commit.create is not None and entries[0].seq != 1):
         return False
-    if commit.heard is not None and not (commit.change is not None and commit.change.fields()):
+    if commit.heard is not None and commit.change in _NO_CHANGE:
         return False  # what is changed of a head is what looks at the mail
     return len(entries) == 1 or all(after.seq == before.seq + 1 for before, after in pairwise(entries))
 
