@@ -332,7 +332,7 @@ class Runtime:
 
         `after` is a seq, or the last event seen, so that a reader who comes back misses nothing and sees
         nothing twice. Following ends when the run has ended; a restart of its process does not end it, and
-        closing this runtime raises RunInterruptedError.
+        closing this runtime raises RunInterruptedError, deleting the run RunNotFoundError.
         """
         async for event in self._now().reader.events(check_id(id), after, follow):
             yield event

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from holdfast.core.answers import fit_answer
 from holdfast.core.codec import Codec, dumps
 from holdfast.core.events import when
-from holdfast.core.history import newest, read_body
+from holdfast.core.history import read_body
 from holdfast.core.ids import check_id
 from holdfast.core.journal import Journal, Record
 from holdfast.core.transitions import ENDED, Act, act, situation
@@ -23,7 +23,6 @@ from holdfast.errors import (
     AnsweredError,
     NoQuestionError,
     NotLoadableError,
-    ResultExpiredError,
     RunNotFoundError,
     StoreDamagedError,
     StoreError,
@@ -94,8 +93,8 @@ class Mailing:
             for head in asking:
                 try:
                     found = await self._open_asks(head)
-                except StoreDamagedError:
-                    continue  # told by `doctor`; the questions of the others are shown
+                except (StoreDamagedError, RunNotFoundError):
+                    continue  # damage is told by `doctor`; the questions of the others are shown
                 for record in found:
                     if not self._is_over(head, record):
                         yield self._ask(head, record, raw=raw, unread=head.id in unread)
@@ -103,7 +102,7 @@ class Mailing:
 
     async def children_ended(self, head: Head) -> bool:
         """Whether a child that the run waits for has ended. One that its code did not come to would not be missed."""
-        journal = _journal(head, await self._entries(head))
+        journal = _journal(head, await self._reader.segment(head))
         waits = [r for r in journal.open_waits() if r.key not in journal.let_go_with.get("unasked", ())]
         children = [record.body["run"] for record in waits if record.body["wait"] == "child"]
         found = await self._engine.store.read_heads(children) if children else []
@@ -115,6 +114,8 @@ class Mailing:
             return await self.children_ended(head)
         except StoreDamagedError:
             return True
+        except RunNotFoundError:
+            return False
 
     def _is_over(self, head: Head, record: Record) -> bool:
         """Whether the time of a question has run out, though its run may not know yet; if it is live, that one says."""
@@ -151,7 +152,7 @@ class Mailing:
     async def _open_asks(self, head: Head) -> list[Record]:
         if head.status in ENDED:
             return []
-        journal = _journal(head, await self._entries(head))
+        journal = _journal(head, await self._reader.segment(head))
         return [record for record in journal.open_waits() if record.body["wait"] == "ask"]
 
     async def _was_settled(self, run: str, ask: str) -> bool:
@@ -160,15 +161,6 @@ class Mailing:
             if entry.kind in RESULT_KINDS and read_body(run, entry).get("ask") == ask:
                 return True
         return False
-
-    async def _entries(self, head: Head) -> list[Entry]:
-        """The newest segment of its log; nothing when that has expired."""
-        entries = await self._engine.store.read_entries(head.id, after=head.base - 1)
-        try:
-            newest(head, entries)  # damage is found before anything is believed
-        except ResultExpiredError:
-            return []
-        return entries
 
     def _codec(self, head: Head) -> Codec:
         return self._engine.registry.codec(head.flow)

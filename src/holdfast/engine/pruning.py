@@ -35,11 +35,14 @@ class Pruning:
 
     async def prune(self) -> int:
         """Remove the history that has expired; how many runs lost some."""
-        expired = await self._engine.store.list_heads(Query(expired_by=self._engine.clock.now(), limit=_EVERYTHING))
+        now = self._engine.clock.now()
+        expired = await self._engine.store.list_heads(Query(expired_by=now, limit=_EVERYTHING))
         expired = [head for head in expired if self._damaged.get(head.id) != head.seq]  # told, and as damaged as before
         needed = await self._unfinished({head.parent for head in expired if head.parent is not None})
         ids = tuple(head.id for head in expired if not head.owned and head.parent not in needed)
-        return await self._engine.to_its_end(self._prune(ids)) if ids else 0
+        # Asked for again as it is claimed: what was rewound meanwhile, and ended anew, has not expired.
+        query = Query(ids=ids, states=UNOWNED, expired_by=now, limit=len(ids))
+        return await self._engine.to_its_end(self._prune(query)) if ids else 0
 
     async def _unfinished(self, runs: set[str]) -> set[str]:
         """Those of these runs that have not ended: they may still ask for the results of their children.
@@ -50,9 +53,9 @@ class Pruning:
         found = zip(ids, await read_apart(self._engine.store, ids), strict=True)
         return {run for run, head in found if not (head is None or (isinstance(head, Head) and head.status in ENDED))}
 
-    async def _prune(self, ids: tuple[str, ...]) -> int:
+    async def _prune(self, query: Query) -> int:
         custody = self._engine.custody
-        claims = await custody.claim(Query(ids=ids, states=UNOWNED, limit=len(ids)))
+        claims = await custody.claim(query)
         pruned = 0
         try:
             while claims:

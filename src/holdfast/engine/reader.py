@@ -11,13 +11,20 @@ import msgspec
 from holdfast.core.checksum import verify
 from holdfast.core.codec import Tree
 from holdfast.core.events import events_of, last_step, when
-from holdfast.core.history import Fold, Point, Signal, last_kept, last_point, read_body, with_signal
+from holdfast.core.history import Fold, Point, Signal, last_kept, last_point, newest, read_body, with_signal
 from holdfast.core.journal import Journal
 from holdfast.core.transitions import ENDED, is_queued, shown_status
 from holdfast.engine.heads import Found, read_apart
 from holdfast.engine.info import Ended, Info
 from holdfast.engine.registry import Registry
-from holdfast.errors import NotACheckpointError, ResultExpiredError, RunNotFoundError, StoreDamagedError, UsageError
+from holdfast.errors import (
+    NotACheckpointError,
+    ResultExpiredError,
+    RunInterruptedError,
+    RunNotFoundError,
+    StoreDamagedError,
+    UsageError,
+)
 from holdfast.model import CHECKPOINT_KINDS, RESULT_KINDS, Call, Checkpoint, Entry, Event, Head, Kind, Run, RunStatus
 from holdfast.store.base import Store
 
@@ -68,6 +75,14 @@ def _run_view(head: Head) -> Run:
         updated_at=when(head.updated_at),
         ended_at=None if head.ended_at is None else when(head.ended_at),
     )
+
+
+def _life(head: Head) -> str:
+    """What tells a run from another one that had its id before or has it after."""
+    try:
+        return msgspec.json.decode(head.info, type=Info).nonce
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""  # damaged, which is told elsewhere
 
 
 def _can_go_on_from(entry: Entry) -> bool:
@@ -182,20 +197,33 @@ class Reader:
     async def _looked_at_again(self, head: Head, read: Callable[[Head], Awaitable[T]]) -> T:
         """What `read` gives of the run.
 
-        Head and log are read one after the other. What does not fit together because the run was deleted in between,
-        or some of its history was dropped, is no damage: RunNotFoundError, or it is read again.
+        Head and log are read one after the other. What does not fit together because the run was deleted in between
+        (its id may have been used again), or some of its history was dropped, is no damage: RunNotFoundError, or it is
+        read again.
         """
         for _ in range(_TRIES):
             try:
                 return await read(head)
             except (StoreDamagedError, ResultExpiredError):
                 (now,) = await self._store.read_heads([head.id])
-                if now is None:
+                if now is None or _life(now) != _life(head):
                     raise RunNotFoundError(head.id) from None
                 if now == head:
                     raise
                 head = now
         return await read(head)
+
+    async def segment(self, head: Head) -> list[Entry]:
+        """The newest segment of a run, whole and sound; nothing when that has expired. Raises RunNotFoundError."""
+        try:
+            return await self._looked_at_again(head, self._segment)
+        except ResultExpiredError:
+            return []
+
+    async def _segment(self, head: Head) -> list[Entry]:
+        entries = await self._store.read_entries(head.id, after=head.base - 1)
+        newest(head, entries)  # damage is found before anything is believed
+        return entries
 
     async def point(self, head: Head, seq: int | None) -> Point | None:
         """The checkpoint of that seq, or the last one; None when the log has no such entry.
@@ -249,7 +277,10 @@ class Reader:
         return {}
 
     async def _at_call(self, head: Head, seq: int) -> Point | None:
-        entry = (await self._store.read_entries(head.id, after=seq - 1, upto=seq))[0]
+        found = await self._store.read_entries(head.id, after=seq - 1, upto=seq)
+        if not found:
+            return None  # retention dropped it since it was looked at
+        entry = found[0]
         verify(head.id, entry)
         if not _can_go_on_from(entry):
             return None
@@ -324,16 +355,26 @@ class Reader:
 
     async def checkpoints(self, run: str, *, raw: bool = False) -> AsyncIterator[Checkpoint]:
         """Every checkpoint that is kept, oldest first."""
-        head = await self.head(run)
-        if head is None:
-            raise RunNotFoundError(run)
-        fold, before = Fold(run), None
-        async for entry in self.log(run):
-            point = fold.add(entry)
-            if point is not None:
-                if point.seq >= head.floor:
-                    yield self.checkpoint(head, point, before, raw=raw)
-                before = point.seq
+        seen, told = 0, ""
+        while True:
+            head = await self.head(run)
+            if head is None:
+                raise RunNotFoundError(run)
+            fold, before = Fold(run), None
+            try:
+                async for entry in self.log(run):
+                    point = fold.add(entry)
+                    if point is not None:
+                        if point.seq >= max(head.floor, seen + 1):
+                            seen = point.seq
+                            yield self.checkpoint(head, point, before, raw=raw)
+                        before = point.seq
+                return
+            except StoreDamagedError as error:
+                # Where history was dropped between two pages, it is not damaged, and is not so when it is read again.
+                if str(error) == told:
+                    raise
+                told = str(error)
 
     async def load(self, run: str, seq: int | None, *, raw: bool = False) -> Checkpoint | None:
         """One checkpoint, or the latest; None when it is not there."""
@@ -359,6 +400,8 @@ class Reader:
         return tree if raw else codec.decode(tree, path="result")
 
     async def _result(self, head: Head) -> Tree:
+        if head.status != RunStatus.COMPLETED:
+            raise RunInterruptedError(head.id, "it was rewound while its result was read")
         entries = await self._newest(head)
         point = last_kept(head, entries)
         if entries[-1].kind != Kind.COMPLETED:
@@ -372,14 +415,15 @@ class Reader:
         Raises RunInterruptedError when it is followed and this runtime shuts down.
         """
         seq, index = _place_of(after)
-        token = 0
+        token, life = 0, None
         while True:
             if follow:
                 token = await self._wait(run, token, _LOOK_AGAIN)
             # The head is read first: what it says has happened is in the log that is read after it.
             head = await self.head(run)
-            if head is None:
+            if head is None or life not in (None, _life(head)):  # its id may have been used again
                 raise RunNotFoundError(run)
+            life = _life(head)
             async for entry in self.log(run, max(seq - 1, head.floor - 1)):
                 verify(run, entry)
                 for event in events_of(run, entry):
