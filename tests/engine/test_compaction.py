@@ -75,3 +75,14 @@ async def test_rewinds_that_finish_no_step_leave_no_more_than_what_is_kept(
         assert len([checkpoint async for checkpoint in rt.checkpoints("run")]) == keep
         entries = await rt._now().store.read_entries("run")
         assert sum(len(entry.body) for entry in entries) < (2 * keep + 2) * size
+
+
+async def test_rewinds_that_finish_one_step_each_leave_no_more_than_what_is_kept(tmp_path: Path) -> None:
+    flow, size = Pipeline("flow", grow, total=4, policy=CheckpointPolicy(keep_latest=2)), 5000
+    async with Runtime(f"sqlite:{tmp_path / 'runs.db'}", durability="process") as rt:
+        await rt.run(flow, {"done": [], "text": "-" * size}, id="run")
+        for _ in range(12):
+            oldest, _ = [checkpoint.id async for checkpoint in rt.checkpoints("run")]
+            await (await rt.rewind(oldest)).result()
+        entries = await rt._now().store.read_entries("run")
+        assert sum(len(entry.body) for entry in entries) < 8 * size

@@ -136,8 +136,8 @@ class Saving:
         ttl = seconds(self.policy.ttl)
         if ttl is not None:
             fields["expires_at"] = self._around.clock.now() + ttl
-        if self._retention is not None and progress is None:
-            await self._compact(self._retention)  # of what was let go before: rewinds add checkpoints without a step
+        if self._retention is not None:
+            await self._compact(self._retention)  # of what was let go before: rewinds add checkpoints and save no step
         fields |= self._new_floor(progress)
         drop = status in ENDED and self.policy.deletes_history(success=status == _COMPLETED)
         await self._writer.write(
