@@ -18,9 +18,9 @@ from holdfast.engine.doctor import examine
 from holdfast.engine.listing import list_query, page_cursor, runs_of
 from holdfast.engine.opened import Opened
 from holdfast.engine.queueing import check_queues, check_worker_name, placing
-from holdfast.engine.reader import run_view
 from holdfast.engine.staff import workers
 from holdfast.engine.verbs import MISSING
+from holdfast.engine.views import run_view
 from holdfast.errors import UsageError
 from holdfast.flows.base import Flow
 from holdfast.handles import RunHandle

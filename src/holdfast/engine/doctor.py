@@ -14,7 +14,7 @@ from holdfast.core.events import events_of
 from holdfast.core.history import Fold, log_problem, read_body
 from holdfast.core.soundness import Soundness
 from holdfast.core.transitions import ENDED
-from holdfast.engine.reader import run_view
+from holdfast.engine.views import run_view
 from holdfast.errors import StoreDamagedError
 from holdfast.model import Entry, Head, Kind, Problem, Query
 from holdfast.store.base import Store

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from holdfast.core.ids import check_id
 from holdfast.core.transitions import stored_states
-from holdfast.engine.reader import run_view
+from holdfast.engine.views import run_view
 from holdfast.errors import InvalidFilterError, InvalidIdError, StoreDamagedError, UsageError
 from holdfast.model import Head, Query, Run, RunStatus
 from holdfast.store.base import Store
