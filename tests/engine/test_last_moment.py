@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime, step
+from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime, receive, step
 from holdfast.errors import RunCancelledError, RunFailedError, VerbRefusedError
 
 MakeRuntime = Callable[..., Runtime]
@@ -73,8 +73,6 @@ async def test_a_run_that_fails_in_spite_of_a_message_can_be_gone_on_with_and_ha
         await late.run(lambda rt: rt.send("r1", "news", "x"), fails=True)
 
     async def last(state: int) -> Any:
-        from holdfast import receive
-
         return await receive("news")
 
     async with make_runtime() as rt:
