@@ -128,14 +128,14 @@ class Engine:
         """
         self._check_open_for(work)
         admitted: asyncio.Future[LiveRun] = self.loop.create_future()
-        self._begin(self._admit_and_drive(work, admitted, to_its_end=False))
+        self._begin(self._drive(self._admitted(work, admitted, to_its_end=False)))
         return admitted
 
     def carry_out(self, work: Coroutine[Any, Any, LiveRun]) -> asyncio.Future[Outcome]:
         """The same, for whoever only wants to know what the run comes to."""
         self._check_open_for(work)
         outcome: asyncio.Future[Outcome] = self.loop.create_future()
-        self._begin(self._admit_and_drive(work, outcome, to_its_end=True))
+        self._begin(self._drive(self._admitted(work, outcome, to_its_end=True)))
         return outcome
 
     def _check_open_for(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -148,10 +148,10 @@ class Engine:
         self._under_way.add(task)
         return task
 
-    async def _admit_and_drive(
+    async def _admitted(
         self, work: Coroutine[Any, Any, LiveRun], waiter: asyncio.Future[Any], *, to_its_end: bool
-    ) -> None:
-        """`waiter` is told of the admitted run, or of what that comes to."""
+    ) -> LiveRun | None:
+        """The run that the work admits, None when it fails; `waiter` is told of it, or of what it comes to."""
         task = asyncio.current_task(self.loop)
         assert task is not None
         try:
@@ -161,7 +161,7 @@ class Engine:
                 waiter.set_exception(error)
             if not isinstance(error, Exception):
                 raise
-            return
+            return None
         finally:
             self._under_way.discard(task)
         live.task = task
@@ -169,8 +169,7 @@ class Engine:
             live.done.tell(waiter)
         elif not waiter.done():
             waiter.set_result(live)
-        del work, waiter, task  # not to be kept for as long as the run is driven
-        await self._drive(live)
+        return live
 
     def admit(self, head: Head, writer: RunWriter, **known: Any) -> LiveRun:
         """The run is live here from now on; whoever admits it drives it, as `drive` does."""
@@ -222,7 +221,11 @@ class Engine:
 
     # On the way
 
-    async def _drive(self, live: LiveRun) -> None:
+    async def _drive(self, coming: LiveRun | Coroutine[Any, Any, LiveRun | None]) -> None:
+        live = coming if isinstance(coming, LiveRun) else await coming
+        if live is None:
+            return
+        del coming  # not to be kept for as long as the run is driven
         outcome: Outcome | None = None
         held, runner = False, live.runner
         try:

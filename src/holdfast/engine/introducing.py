@@ -48,8 +48,9 @@ class Introducing:
         return self._store.try_commit([commit])
 
     async def _first(self, batch: Sequence[Commit]) -> list[Reply]:
-        heads = await self._store.read_heads([commit.run for commit in batch if commit.create is not None])
-        there = {head.id for head in heads if head is not None}
+        runs = [commit.run for commit in batch if commit.create is not None]
+        # Where the first one is new, mostly all are, and the store itself tells of those that are not.
+        there = await self._there(runs[:1]) and await self._there(runs)
         new = [commit for commit in batch if commit.run not in there]
         if not new:
             return [_EXISTS] * len(batch)
@@ -57,6 +58,9 @@ class Introducing:
             await self._ownership.begin()
         replies = iter((self.commit_now(new[0]) if len(new) == 1 else None) or await self._store.commit(new))
         return [_EXISTS if commit.run in there else next(replies) for commit in batch]
+
+    async def _there(self, runs: Sequence[str]) -> set[str]:
+        return {head.id for head in await self._store.read_heads(runs) if head is not None}
 
 
 def _needs_its_owner(commit: Commit) -> bool:
