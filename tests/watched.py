@@ -63,10 +63,10 @@ class WatchedStore(Store):
         self._count(batch)
         return replies
 
-    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+    def try_commit(self, batch: Sequence[Commit], *how: Any) -> list[Reply] | None:
         store = self._pass()
         self._written(batch)
-        replies = store.try_commit(batch)
+        replies = store.try_commit(batch, *how)
         if replies is not None:
             self._count(batch)
         return replies

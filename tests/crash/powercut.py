@@ -61,8 +61,8 @@ class Acknowledging(Store):
                     self.trace.append(Op("acknowledged", note=(commit.run, entry)))
         return replies
 
-    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
-        return self._acknowledge(batch, super().try_commit(batch))
+    def try_commit(self, batch: Sequence[Commit], *how: Any) -> list[Reply] | None:
+        return self._acknowledge(batch, super().try_commit(batch, *how))
 
     async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
         replies = await super().commit(batch)

@@ -51,7 +51,7 @@ class Mortal(WatchedStore):
             raise self._die()
         return replies
 
-    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+    def try_commit(self, batch: Sequence[Commit], *how: Any) -> list[Reply] | None:
         return None  # each takes the same way
 
 

@@ -172,7 +172,7 @@ async def test_two_asks_of_which_one_times_out_while_the_other_waits_on(
 
 async def test_an_ask_given_up_while_it_is_being_written_is_not_open_either() -> None:
     class Slow(MemoryStore):
-        def try_commit(self, batch: Sequence[Commit]) -> None:
+        def try_commit(self, batch: Sequence[Commit], *how: Any) -> None:
             return None
 
         async def commit(self, batch: Sequence[Commit]) -> list[Reply]:

@@ -50,9 +50,9 @@ async def test_a_large_state_is_never_written_on_the_event_loop(
     inline: list[int] = []
     write_now = SqliteStore.try_commit
 
-    def watched(self: SqliteStore, batch: Sequence[Commit]) -> list[Reply] | None:
+    def watched(self: SqliteStore, batch: Sequence[Commit], *how: Any) -> list[Reply] | None:
         inline.extend(len(entry.body) for commit in batch for entry in commit.entries)
-        return write_now(self, batch)
+        return write_now(self, batch, *how)
 
     async def begin(state: dict[str, Any]) -> dict[str, Any]:
         return {"blob": "x"}

@@ -138,7 +138,7 @@ async def test_a_call_whose_step_times_out_while_its_result_is_written_is_not_ma
                 await timed_out.wait()
             return await super().commit(batch)
 
-        def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+        def try_commit(self, batch: Sequence[Commit], *how: Any) -> list[Reply] | None:
             return None
 
     async def charge(amount: int) -> int:

@@ -31,7 +31,7 @@ class Noting(MemoryStore):
         self.batches.append([commit.run for commit in batch])
         return super().try_commit(batch)
 
-    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+    def try_commit(self, batch: Sequence[Commit], *how: Any) -> list[Reply] | None:
         return None
 
 

@@ -29,7 +29,7 @@ class UnsureStore(WatchedStore):
         self.fates, self.seen = fates, 0
         """What becomes of the n-th commit that holds a checkpoint: "lost" was not written, "unheard" was."""
 
-    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+    def try_commit(self, batch: Sequence[Commit], *how: Any) -> list[Reply] | None:
         return None
 
     async def commit(self, batch: Sequence[Commit]) -> list[Reply]:

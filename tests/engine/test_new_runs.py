@@ -13,7 +13,7 @@ import pytest
 from holdfast import Graph, Pipeline, Runtime, Team, flow, step
 from holdfast.engine.postman import QUIET
 from holdfast.errors import InputChangedError, RunExistsError, StoreUnavailableError, UsageError
-from holdfast.model import Commit, Entry, Head, Owner, Reply
+from holdfast.model import Commit, Entry, Head, Reply
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import writing
@@ -32,11 +32,11 @@ class Counting(MemoryStore):
         self.reads += 1
         return await super().read_heads(ids)
 
-    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+    def try_commit(self, batch: Sequence[Commit], *how: Any) -> list[Reply] | None:
         if self.full:
             raise StoreUnavailableError("the disk is full")
         self.commits += 1
-        return super().try_commit(batch)
+        return super().try_commit(batch, *how)
 
 
 @step
@@ -56,28 +56,40 @@ async def test_a_new_run_by_its_id_is_not_looked_for_first() -> None:
         assert (store.reads, store.commits) == (0, 2)  # its creation; its step with its end
 
 
-async def test_many_first_runs_are_looked_for_at_once() -> None:
+async def test_the_first_run_of_all_is_not_looked_for_either_where_it_brings_its_owner_with_it() -> None:
     store = Counting()
+    async with Runtime(store) as rt:
+        runs = [rt.run(DOUBLE, {"n": n}, id=f"run-{n}") for n in range(20)]
+        assert await asyncio.gather(*runs) == [{"n": 2 * n} for n in range(20)]
+        assert store.reads == 0
+
+
+async def test_where_that_cannot_be_the_first_of_many_runs_is_looked_for_alone() -> None:
+    class Waiting(Counting):
+        def try_commit(self, batch: Sequence[Commit], *how: Any) -> list[Reply] | None:
+            return None if how else super().try_commit(batch)
+
+    store = Waiting()
     async with Runtime(store) as rt:
         runs = [rt.run(DOUBLE, {"n": n}, id=f"run-{n}") for n in range(20)]
         assert await asyncio.gather(*runs) == [{"n": 2 * n} for n in range(20)]
         assert store.reads == 1
 
 
-async def test_an_owner_is_alive_in_the_store_before_its_first_run_is_there() -> None:
+@pytest.mark.parametrize("brings_it", [True, False])
+async def test_an_owner_is_alive_in_the_store_as_soon_as_its_first_run_is_there(brings_it: bool) -> None:
     class Watching(MemoryStore):
-        def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
-            owners.extend(commit.owner in alive for commit in batch if commit.create is not None)
-            return super().try_commit(batch)
+        def try_commit(self, batch: Sequence[Commit], *how: Any) -> list[Reply] | None:
+            if how and not brings_it:
+                return None
+            replies = super().try_commit(batch, *how)
+            owned.extend(self._seen(self._runs[commit.run].head).owned for commit in batch if commit.create)
+            return replies
 
-        def beat(self, owner: Owner, lease: float) -> None:
-            super().beat(owner, lease)
-            alive.add(owner.id)
-
-    alive, owners = set[str](), list[bool]()
+    owned = list[bool]()
     async with Runtime(Watching()) as rt:
         await rt.run(DOUBLE, {"n": 1}, id="first")
-    assert owners == [True]
+    assert owned == [True]
 
 
 async def test_a_runtime_that_only_gives_results_leaves_no_trace_in_the_store(make_store: MakeStore) -> None:

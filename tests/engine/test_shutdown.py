@@ -287,8 +287,8 @@ class Silent(WatchedStore):
             await asyncio.Event().wait()
         return await super().commit(batch)
 
-    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
-        return None if self.silent else super().try_commit(batch)
+    def try_commit(self, batch: Sequence[Commit], *how: Any) -> list[Reply] | None:
+        return None if self.silent else super().try_commit(batch, *how)
 
 
 async def test_a_closed_runtime_says_that_it_is_closed(make_runtime: MakeRuntime) -> None:

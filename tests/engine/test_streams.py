@@ -171,7 +171,7 @@ async def test_a_producer_that_awaits_is_held_back_while_the_store_is_slow(
     ahead: list[int] = []
 
     class Slow(WatchedStore):
-        def try_commit(self, batch: Any) -> Any:
+        def try_commit(self, batch: Any, *how: Any) -> Any:
             return None
 
         async def commit(self, batch: Any) -> Any:

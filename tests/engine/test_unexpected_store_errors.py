@@ -17,11 +17,11 @@ class Failing(MemoryStore):
 
     kind = ""
 
-    def try_commit(self, batch: Any) -> Any:
+    def try_commit(self, batch: Any, *how: Any) -> Any:
         if self.kind and any(entry.kind == self.kind for commit in batch for entry in commit.entries):
             self.kind = ""
             raise RuntimeError("the driver lost its connection")
-        return super().try_commit(batch)
+        return super().try_commit(batch, *how)
 
 
 made: list[int] = []

@@ -38,27 +38,28 @@ class Committer:
 
     def commit(self, commit: Commit) -> Awaitable[Reply]:
         """What the store replies. Cancelling the wait does not take the commit back."""
-        # Before the first commit others may be just behind: what comes before it takes longer than a turn.
-        alone = not self._pending and self._writing is None and self._busy() <= 1 and self._store.knows_owner
-        if alone:
-            replies = self._store.commit_now(commit)
-            if replies is not None:
-                return self._in_turn(replies[0])
+        pending, alone = self._pending, False
+        if not pending and self._writing is None:
+            alone, known = self._busy() <= 1, self._store.knows_owner
+            # The first of all goes by itself, whoever is behind: those need not wait then until the owner is known.
+            if alone or not known:
+                replies = self._store.commit_now(commit)
+                if replies is not None:
+                    return self._in_turn(replies[0])
+            alone = alone and known  # when not, what comes before it takes longer than a turn, and others may follow
         future: asyncio.Future[Reply] = self.loop.create_future()
-        self._pending.append(commit)
+        pending.append(commit)
         self._waiters.append(future)
-        if self._writing is not None:
-            return future
-        if alone or len(self._pending) >= self._most:
-            self._begin()
-        else:
-            self._schedule()
+        if self._writing is None:
+            if alone or len(pending) >= self._most:
+                self._begin()
+            elif not self._scheduled:
+                self._schedule()
         return future
 
     def _schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            self.loop.call_soon(self._flush)
+        self._scheduled = True
+        self.loop.call_soon(self._flush)
 
     async def _in_turn(self, reply: Reply) -> Reply:
         """The reply; steps that never really wait must not keep the rest of the loop from its turn."""
@@ -89,7 +90,7 @@ class Committer:
             writing = self._store.commit(batch)  # which may begin before it is awaited
         except Exception as error:
             _fail(waiters, error)
-            if self._pending:
+            if self._pending and not self._scheduled:
                 self._schedule()
         else:
             self._writing = self.loop.create_task(self._write(writing, waiters))

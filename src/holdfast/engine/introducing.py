@@ -1,15 +1,18 @@
-"""What commits go through, so that an owner is known in the store before the first run that it owns.
+"""What commits go through, so that an owner is known in the store before the first run that it owns, or with it.
 
-A runtime that only reads leaves no trace. So the first new runs are looked for before anything is written: those that
-are there already are refused as the store would refuse them, and only for others does the owner begin to say that
-it is alive. From then on commits go straight to the store.
+A runtime that only reads leaves no trace. Where the store can write on this thread, the first new run and its owner are
+one transaction, which writes nothing when the run is there already. Elsewhere the first new runs are looked for before
+anything is written: those that are there are refused as the store would refuse them, and only for others does the
+owner begin to say that it is alive. From then on commits go straight to the store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 
 from holdfast.engine.ownership import Ownership
+from holdfast.errors import StoreError
 from holdfast.model import Commit, Refusal, Reply
 from holdfast.store.base import Store
 
@@ -36,16 +39,26 @@ class Introducing:
         return self._store.commit(batch) if known else self._first(batch)
 
     def commit_now(self, commit: Commit) -> list[Reply] | None:
-        """Written on this thread where the store can do that, and knows the owner.
+        """Written on this thread where the store can do that, and knows the owner or gets to know it by this.
 
         None when not, or when it is so much that the loop would stand still for it.
         """
-        if not self._ownership.begun:
-            return None
         for entry in commit.entries:
             if len(entry.body) > _LARGE:
                 return None
-        return self._store.try_commit([commit])
+        return self._store.try_commit([commit]) if self._ownership.begun else self._introduce(commit)
+
+    def _introduce(self, commit: Commit) -> list[Reply] | None:
+        if commit.create is None or not _needs_its_owner(commit) or not self._ownership.may_begin_here:
+            return None
+        try:
+            replies = self._store.try_commit([commit], self._ownership.introduction())
+        except StoreError:
+            return None  # which is no matter if the run is there, as is looked for then
+        if replies is not None and replies[0].refused is None:
+            with suppress(RuntimeError):  # no thread can be started: whoever writes next is told
+                self._ownership.introduced()
+        return replies
 
     async def _first(self, batch: Sequence[Commit]) -> list[Reply]:
         runs = [commit.run for commit in batch if commit.create is not None]

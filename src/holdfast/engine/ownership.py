@@ -54,27 +54,50 @@ class Ownership:
         if self.begun:
             return
         if self._beginning is None:
-            beginning, ended = Shared[Exception | None](self._loop), Shared[None](self._loop)
-            thread = threading.Thread(target=self._run, args=(beginning, ended), name="holdfast-heartbeat", daemon=True)
-            thread.start()  # where there are too many already, this raises, and nothing has begun
-            self._beginning, self._ended, self._thread = beginning, ended, thread
+            self._start(Shared[Exception | None](self._loop))
+        assert self._beginning is not None
         error = await self._beginning.wait()
         if error is not None:
             raise error
         if self._stop.is_set():
             raise UsageError("this Runtime is shutting down and starts nothing any more")
 
-    def _beat(self) -> None:
-        self._store.beat(replace(self.owner, info=msgspec.json.encode(self.describe())), self._lease)
+    @property
+    def may_begin_here(self) -> bool:
+        """Whether nothing has begun yet, and nothing is coming to its end."""
+        return self._beginning is None and not self._stop.is_set()
 
-    def _run(self, beginning: Shared[Exception | None], ended: Shared[None]) -> None:
+    def introduction(self) -> tuple[Owner, float]:
+        """What the store is told of this owner, with its lease."""
+        return replace(self.owner, info=msgspec.json.encode(self.describe())), self._lease
+
+    def introduced(self) -> None:
+        """The store has got to know this owner by the commit of its first run: go on saying that it lives."""
+        beginning = Shared[Exception | None](self._loop)
+        self._start(beginning, beats=False)
+        self._first_beat_done(beginning, None)
+
+    def _start(self, beginning: Shared[Exception | None], *, beats: bool = True) -> None:
+        ended = Shared[None](self._loop)
+        thread = threading.Thread(
+            target=self._run, args=(beginning if beats else None, ended), name="holdfast-heartbeat", daemon=True
+        )
+        thread.start()  # where there are too many already, this raises, and nothing has begun
+        self._beginning, self._ended, self._thread = beginning, ended, thread
+
+    def _beat(self) -> None:
+        self._store.beat(*self.introduction())
+
+    def _run(self, beginning: Shared[Exception | None] | None, ended: Shared[None]) -> None:
+        """Beat until stopped; the first time at once, if somebody waits for it."""
         error: Exception | None = None
         try:
-            try:
-                self._beat()
-            except Exception as caught:
-                error = caught
-            self._tell(self._first_beat_done, beginning, error)
+            if beginning is not None:
+                try:
+                    self._beat()
+                except Exception as caught:
+                    error = caught
+                self._tell(self._first_beat_done, beginning, error)
             if error is None:
                 self._go_on_beating()
         finally:

@@ -69,10 +69,12 @@ class Store(ABC):
         reply is that after this commit or after the batch.
         """
 
-    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+    def try_commit(self, batch: Sequence[Commit], introducing: tuple[Owner, float] | None = None) -> list[Reply] | None:
         """Do what `commit` does on this very thread, or give None when that could mean waiting.
 
-        None means that nothing was written. Stores that have to wait for a network keep this default.
+        `introducing` is an owner with its lease: what `beat` does is then done by the same transaction, and not at all
+        when every commit is refused. None means that nothing was written. Stores that have to wait for a network keep
+        this default.
         """
         return None
 

@@ -45,9 +45,11 @@ class MemoryStore(Store):
     async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
         return self.try_commit(batch)
 
-    def try_commit(self, batch: Sequence[Commit]) -> list[Reply]:
+    def try_commit(self, batch: Sequence[Commit], introducing: tuple[Owner, float] | None = None) -> list[Reply]:
         with self._lock:
             replies = [self._write(commit) for commit in batch]
+            if introducing is not None and any(reply.refused is None for reply in replies):
+                self.beat(*introducing)
         # An empty commit only asks. If it counted as a change, two runtimes that ask whenever something
         # changed would keep each other awake for ever.
         if any(reply.refused is None and not is_empty(commit) for reply, commit in zip(replies, batch, strict=True)):

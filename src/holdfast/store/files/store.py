@@ -125,10 +125,13 @@ class FilesStore(Store):
     async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
         return await self._do(lambda: self._commit(batch))
 
-    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+    def try_commit(self, batch: Sequence[Commit], introducing: tuple[Owner, float] | None = None) -> list[Reply] | None:
         self._here()
-        # Each run takes a sync of its own, so several of them are better done elsewhere.
-        if len({commit.run for commit in batch}) > 1 or not self._lock.acquire(blocking=False):
+        # Each run takes a sync of its own, so several of them are better done elsewhere; and who lives is written in a
+        # file of its own, which no commit can take along.
+        if introducing is not None or len({commit.run for commit in batch}) > 1:
+            return None
+        if not self._lock.acquire(blocking=False):
             return None
         try:
             with translated(self.path):

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
@@ -41,26 +41,19 @@ _OPTIONS = (
 _DAMAGED = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError)
 
 
-class translated:
-    """A context that turns SQLite's errors into ours, with the original as the cause.
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """A context that turns SQLite's errors into ours, with the original as the cause."""
+    try:
+        yield
+    except (apsw.Error, OSError) as error:
+        raise _ours(path, error) from error
 
-    A class and no generator, because every step passes through it.
-    """
 
-    __slots__ = ("_path",)
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> Literal[False]:
-        if isinstance(error, _DAMAGED):
-            raise StoreDamagedError(None, None, f"{self._path}: {error}") from error
-        if isinstance(error, (apsw.Error, OSError)):
-            raise StoreUnavailableError(_told(self._path, error)) from error
-        return False
+def _ours(path: Path, error: apsw.Error | OSError) -> StoreError:
+    if isinstance(error, _DAMAGED):
+        return StoreDamagedError(None, None, f"{path}: {error}")
+    return StoreUnavailableError(_told(path, error))
 
 
 def _told(path: Path, error: apsw.Error | OSError) -> str:
@@ -203,12 +196,12 @@ class Connections:
             finally:
                 self.write_connection.set_busy_timeout(0)
 
-    def write_now(self, work: Callable[[apsw.Connection], T]) -> T | None:
+    def write_now(self, work: Callable[..., T], *given: Any) -> T | None:
         """The same without waiting for anybody: None when another writer is at it."""
         if not self.lock.acquire(blocking=False):
             return None
         try:
-            return self._transact(work)
+            return self._transact(work, *given)
         except StoreUnavailableError as error:
             if isinstance(error.__cause__, apsw.BusyError):
                 return None
@@ -216,19 +209,24 @@ class Connections:
         finally:
             self.lock.release()
 
-    def _transact(self, work: Callable[[apsw.Connection], T]) -> T:
-        self._refuse_if_gone()
-        connection = self.write_connection
+    def _transact(self, work: Callable[..., T], *given: Any) -> T:
+        if self._gone is not None:
+            self._refuse_if_gone()
         try:
-            with translated(self.path):
-                return work(connection)
+            return work(self.write_connection, *given)
+        except (apsw.Error, OSError) as error:
+            self._take_back(broken=not isinstance(error, apsw.BusyError))
+            raise _ours(self.path, error) from error
         except BaseException as error:
-            broken = isinstance(error, StoreError) and not isinstance(error.__cause__, apsw.BusyError)
-            if connection.in_transaction and not broken:
-                connection.execute("rollback")
-            if broken:
-                self._reopen()
+            self._take_back(broken=isinstance(error, StoreError))
             raise
+
+    def _take_back(self, *, broken: bool) -> None:
+        """Leave nothing of the transaction under way."""
+        if broken:
+            self._reopen()
+        elif self.write_connection.in_transaction:
+            self.write_connection.execute("rollback")
 
     def _reopen(self) -> None:
         # After a failed write or flush the old handle knows less than the disk: never try it again.

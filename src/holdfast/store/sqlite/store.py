@@ -20,6 +20,7 @@ from holdfast.store.sqlite import sql
 from holdfast.store.sqlite.batches import make_ready
 from holdfast.store.sqlite.claiming import claimable, claimed
 from holdfast.store.sqlite.connections import Connections, translated
+from holdfast.store.sqlite.pages import Room
 from holdfast.store.sqlite.writing import finish, write_batch
 
 T = TypeVar("T")
@@ -117,9 +118,18 @@ class SqliteStore(Store):
             entered.acquire(timeout=_ENTERS_WITHIN)
         return writing
 
-    def try_commit(self, batch: Sequence[Commit]) -> list[Reply] | None:
+    def try_commit(self, batch: Sequence[Commit], introducing: tuple[Owner, float] | None = None) -> list[Reply] | None:
         db = self._db()
-        return db.write_now(lambda connection: write_batch(connection, db.room, make_ready(batch, db.room)))
+        if introducing is None:
+            return db.write_now(_write_now, db.room, batch)
+        owner, lease = introducing
+
+        def introduce(connection: apsw.Connection) -> None:
+            db.look_after_file()
+            self._hold(owner.id)
+            self._beat(connection, owner, lease)
+
+        return db.write_now(_write_now, db.room, batch, introduce)
 
     async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
         def work(connection: apsw.Connection) -> list[Claim]:
@@ -171,18 +181,24 @@ class SqliteStore(Store):
     def beat(self, owner: Owner, lease: float) -> None:
         db = self._db()
         db.look_after_file()
-        self._owners.hold(owner.id)
-        self._beating.add(owner.id)
+        self._hold(owner.id)
 
         def work(connection: apsw.Connection) -> None:
             connection.execute("begin immediate")
-            now = self._clock.now()  # when others let it write: the lease begins then
-            connection.execute(sql.BEAT, (owner.id, owner.name, now, now + lease, owner.info.decode()))
-            # Owners that died long ago and own nothing leave no trace.
-            connection.execute(sql.FORGET_OWNERS, (now - _FORGET_AFTER,))
+            self._beat(connection, owner, lease)
             finish(connection)
 
         db.write(work)
+
+    def _hold(self, owner: str) -> None:
+        self._owners.hold(owner)
+        self._beating.add(owner)
+
+    def _beat(self, connection: apsw.Connection, owner: Owner, lease: float) -> None:
+        now = self._clock.now()  # when others let it write: the lease begins then
+        connection.execute(sql.BEAT, (owner.id, owner.name, now, now + lease, owner.info.decode()))
+        # Owners that died long ago and own nothing leave no trace.
+        connection.execute(sql.FORGET_OWNERS, (now - _FORGET_AFTER,))
 
     async def retire_owner(self, owner: str) -> None:
         db = self._db()
@@ -273,6 +289,15 @@ class SqliteStore(Store):
             return problems + ([(None, f"{stray} entries belong to no run")] if stray else [])
 
         return await self._read(work)
+
+
+def _write_now(
+    connection: apsw.Connection,
+    room: Room,
+    batch: Sequence[Commit],
+    last: Callable[[apsw.Connection], object] = bool,
+) -> list[Reply]:
+    return write_batch(connection, room, make_ready(batch, room), last=last)
 
 
 def _on_a_loop() -> bool:

@@ -34,11 +34,16 @@ def finish(connection: apsw.Connection) -> None:
 
 
 def write_batch(
-    connection: apsw.Connection, room: Room, batch: Batch, entering: Callable[[], object] = bool
+    connection: apsw.Connection,
+    room: Room,
+    batch: Batch,
+    entering: Callable[[], object] = bool,
+    last: Callable[[apsw.Connection], object] = bool,
 ) -> list[Reply]:
     """Every commit of the batch in one transaction; a refused one has written nothing.
 
-    `entering` is called when only SQLite is at work from then on, or for most of what is left.
+    `entering` is called when only SQLite is at work from then on, or for most of what is left. What `last` writes goes
+    with the runs that a batch creates, if it creates any.
     """
     commits = batch.commits
     refusals: list[Refusal | None]
@@ -58,6 +63,7 @@ def write_batch(
             refusals = [_write_one(connection, room, commit) for commit in commits]
             written = connection.total_changes() > before
         if written:
+            last(connection)
             finish(connection)
         else:
             connection.execute("rollback")  # all were refused, or only asked

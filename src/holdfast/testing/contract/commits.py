@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from holdfast.model import Commit, HeadChange, Mail, Refusal, Reply
 from holdfast.store.base import Store
-from holdfast.testing.build import ALICE, BOB, commit, create, entry, head
-from holdfast.testing.contract.base import ContractBase
+from holdfast.testing.build import ALICE, BOB, CAROL, commit, create, entry, head, owner
+from holdfast.testing.contract.base import LEASE, ContractBase
 
 
 class CommitContract(ContractBase):
@@ -254,6 +254,19 @@ class CommitContract(ContractBase):
         else:
             assert replies is None
             assert await store.read_heads(["run"]) == [None]
+
+    async def test_a_first_run_brings_its_owner_with_it_and_a_refused_one_does_not(self, store: Store) -> None:
+        replies = store.try_commit([create("run", owner=CAROL)], (owner(CAROL), LEASE))
+        if replies is None:
+            assert await store.read_heads(["run"]) == [None]
+            assert await store.list_owners() == []
+            return
+        assert [reply.refused for reply in replies] == [None]
+        assert (await self.head(store)).owned
+        replies = store.try_commit([create("run", owner=BOB)], (owner(BOB), LEASE))
+        assert replies is not None
+        assert [reply.refused for reply in replies] == [Refusal.EXISTS]
+        assert [known.id for known in await store.list_owners()] == [CAROL]
 
     async def test_many_runs_commit_at_once(self, store: Store) -> None:
         async def live(run: str) -> None:
