@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, to_builtins
 
 
 class RunStatus(StrEnum):
@@ -130,7 +130,7 @@ class HeadChange(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def fields(self) -> dict[str, Any]:
         """The changed fields by name."""
-        return {f: v for f in self.__struct_fields__ if (v := getattr(self, f)) is not UNSET}
+        return to_builtins(self, builtin_types=(bytes,))  # type: ignore[no-any-return]  # it leaves out what is UNSET
 
 
 class Mail(msgspec.Struct, frozen=True, gc=False):

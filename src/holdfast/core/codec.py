@@ -42,6 +42,7 @@ class Codec:
     def __init__(self, types: Iterable[Any] = ()) -> None:
         self._registry = Registry()
         self._encoder = Encoder(self._registry.refuse)
+        self._handlers = self._encoder.handlers
         self._decoder = Decoder(self._registry)
         self.register(*types)
 
@@ -63,7 +64,7 @@ class Codec:
         back exactly.
         """
         try:
-            tree: Tree = self._encoder.tree(value, like)
+            tree: Tree = self._handlers.get(type(value), self._registry.refuse)(value, like, 1)
             return tree
         except Problem as problem:
             raise NotStorableError(problem.path(path), problem.problem) from problem.__cause__

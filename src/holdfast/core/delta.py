@@ -37,7 +37,9 @@ def diff(old: Tree, new: Tree) -> list[Any]:
     The operations hold parts of `new` itself.
     """
     ops: list[Any] = []
-    if old is not new:
+    if type(old) is type(new) is dict:
+        _diff_dict(old, new, [], ops)
+    elif old is not new:
         _diff(old, new, [], ops)
     return ops
 

@@ -44,7 +44,7 @@ class Encoder:
 
     def __init__(self, refuse: Handler) -> None:
         self._refuse = refuse
-        self._handlers: dict[type, Handler] = {
+        self.handlers: dict[type, Handler] = {
             type(None): _itself,
             bool: _itself,
             int: _int,
@@ -57,20 +57,14 @@ class Encoder:
             frozenset: self._set,
             **dict.fromkeys(scalars.TAKE, _scalar),
         }
+        """What takes a value of exactly this type, its earlier tree and the depth, 1 at the top. They raise Problem."""
         self._shapes: dict[type, Shape] = {}
         self._long = LongList()
 
     def add(self, cls: type, shape: Shape) -> None:
         """Handle instances of exactly `cls` by their shape."""
         self._shapes[cls] = shape
-        self._handlers[cls] = self._typed
-
-    def tree(self, value: Any, old: Any) -> Any:
-        """The tree of a value, with every part of the tree `old` that still holds.
-
-        Raises Problem when the value would not come back exactly.
-        """
-        return self._handlers.get(type(value), self._refuse)(value, old, 1)
+        self.handlers[cls] = self._typed
 
     def _dict(self, value: dict[Any, Any], old: Any, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -91,14 +85,14 @@ class Encoder:
                         continue
                     if type(item) is type(before) is list and len(item) == len(before) and all(map(is_, item, before)):
                         continue  # As `_list` would find, for less than it costs to call it.
-                    tree = self._handlers.get(type(item), self._refuse)(item, before, depth + 1)
+                    tree = self.handlers.get(type(item), self._refuse)(item, before, depth + 1)
                     if tree is not before:
                         out = old.copy() if out is old else out
                         out[key] = tree
                 return out
             out = {}
             for key, item in value.items():
-                out[key] = self._handlers.get(type(item), self._refuse)(item, old.get(key, ABSENT), depth + 1)
+                out[key] = self.handlers.get(type(item), self._refuse)(item, old.get(key, ABSENT), depth + 1)
         except Problem as problem:
             problem.trail.append(at_key(key))
             raise
@@ -109,7 +103,7 @@ class Encoder:
         """A dict where there was none, in a copy. The commonest leaves stay in it: a call for each would cost more."""
         if not _json_keys(value):
             return self._pairs(value, old, depth)
-        find, refuse, key = self._handlers.get, self._refuse, ""
+        find, refuse, key = self.handlers.get, self._refuse, ""
         out = value.copy()
         try:
             for key, item in out.items():
@@ -135,7 +129,7 @@ class Encoder:
             for key, item in value.items():
                 pair = olds[len(out)] if len(out) < len(olds) else [ABSENT, ABSENT]
                 key_tree = self._key(key, pair[0], depth + 3)
-                tree = self._handlers.get(type(item), self._refuse)(item, pair[1], depth + 3)
+                tree = self.handlers.get(type(item), self._refuse)(item, pair[1], depth + 3)
                 out.append(pair if key_tree is pair[0] and tree is pair[1] else [key_tree, tree])
         except Problem as problem:
             problem.trail.append(at_key(key))
@@ -144,7 +138,7 @@ class Encoder:
 
     def _key(self, key: Any, old: Any, depth: int) -> Any:
         try:
-            return self._handlers.get(type(key), self._refuse)(key, old, depth)
+            return self.handlers.get(type(key), self._refuse)(key, old, depth)
         except Problem as problem:
             problem.problem = f"its key: {problem.problem}"
             raise
@@ -158,24 +152,17 @@ class Encoder:
                 return list(value)  # the commonest leaves, told as in `_new_dict`
         elif len(value) == len(old) and all(map(is_, value, old)):
             return old
-        find, refuse = self._handlers.get, self._refuse
-        out: list[Any] = []
+        find, refuse, known = self.handlers.get, self._refuse, len(old)
         data = None
-        if len(value) >= len(old) >= _LONG and type(value) is list:
+        if len(value) >= known >= _LONG and type(value) is list:
             data = self._long.begins(value, old)
-            if data is not None:
-                out += old
-        waiting, aligned = (old[len(out) :] if out else old)[::-1], False
+        out: list[Any] = list(old if data is not None else old[: _unchanged(value, old)])
         try:
-            for item in value[len(out) :] if out else value:
-                before = waiting.pop() if waiting else ABSENT
-                if item is not before:
-                    tree = find(type(item), refuse)(item, before, depth + 1)
-                    if tree is not before and waiting and not aligned:
-                        aligned = True
-                        tree = _align(item, value[len(out) + 1 : len(out) + 2], tree, before, waiting)
-                    before = tree
-                out.append(before)
+            if len(out) == known:  # whatever comes then was not there before
+                for item in value[known:]:
+                    out.append(find(type(item), refuse)(item, ABSENT, depth + 1))
+            else:
+                self._changed(value, old, out, depth)
         except Problem as problem:
             problem.trail.append(at_index(len(out)))
             raise
@@ -183,6 +170,20 @@ class Encoder:
         if data is not None:
             self._long.keep(tree, data)
         return tree
+
+    def _changed(self, value: Sequence[Any], old: list[Any], out: list[Any], depth: int) -> None:
+        """Add the items to `out` from the first one on that is not as it was."""
+        find, refuse = self.handlers.get, self._refuse
+        waiting, aligned = old[len(out) :][::-1], False
+        for item in value[len(out) :]:
+            before = waiting.pop() if waiting else ABSENT
+            if item is not before:
+                tree = find(type(item), refuse)(item, before, depth + 1)
+                if tree is not before and waiting and not aligned:
+                    aligned = True
+                    tree = _align(item, value[len(out) + 1 : len(out) + 2], tree, before, waiting)
+                before = tree
+            out.append(before)
 
     def _tuple(self, value: tuple[Any, ...], old: Any, depth: int) -> Any:
         items = _body(old, "tuple")
@@ -194,7 +195,7 @@ class Encoder:
         out: list[Any] = []
         try:
             for item in value:
-                out.append(self._handlers.get(type(item), self._refuse)(item, ABSENT, depth + 2))
+                out.append(self.handlers.get(type(item), self._refuse)(item, ABSENT, depth + 2))
         except Problem as problem:
             problem.trail.append(f"[an item of the {kind}]")
             raise
@@ -214,9 +215,33 @@ class Encoder:
         unchanged = len(old) == len(parts) + 2
         for name, part in parts.items():
             before = old.get(name, ABSENT)
-            out[name] = self._handlers.get(type(part), self._refuse)(part, before, depth + 1)
+            out[name] = self.handlers.get(type(part), self._refuse)(part, before, depth + 1)
             unchanged = unchanged and out[name] is before
         return old if unchanged else out
+
+
+def _unchanged(values: Sequence[Any], trees: Sequence[Any]) -> int:
+    """How many items at the beginning are what the trees say, as far as a look at their leaves tells."""
+    count = 0
+    for item, before in zip(values, trees):  # noqa: B905 - one may be longer
+        if item is not before and not (type(item) is type(before) is dict and _is_copy(item, before)):
+            break
+        count += 1
+    return count
+
+
+def _is_copy(value: dict[Any, Any], old: dict[str, Any]) -> bool:
+    """Whether nothing but containers is new in it: leaves in it and in its lists are the very ones of the tree."""
+    if len(value) != len(old) or MARK in old:
+        return False
+    for key, item, was, before in zip(value, value.values(), old, old.values()):  # noqa: B905 - as many, see above
+        if key is not was:
+            return False
+        if item is not before and not (
+            type(item) is type(before) is list and len(item) == len(before) and all(map(is_, item, before))
+        ):
+            return False
+    return True
 
 
 def _body(old: Any, kind: str) -> Any:

@@ -254,10 +254,10 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
         new: Tree,
         branch: int,
         extra: dict[str, Any],
-        *,
         known: Sequence[Any] | None = None,
         beside: int = 0,
         pending: Sequence[Signal] = (),
+        *,
         whole: bool = False,
     ) -> tuple[bytes, Segment]:
         """The body of the checkpoint `seq` that goes from `old` to `new`, and the segment with it.
@@ -267,19 +267,19 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
         `beside` is what calls, waits and chunks have added to the log since the segment began: whoever takes
         the run up reads it too, so it is left behind when it is much more than the state.
         """
-        size, entries = self.size, self.entries + 1
+        base, size, entries = self.base, self.size, self.entries + 1
         if not whole:
             change: Any = delta.diff(old, new) if known is None else known
-            body = dumps({**extra, "delta": change, "base": self.base})
+            body = dumps({**extra, "delta": change, "base": base})
             total = self.written + len(body)
             most = beside if beside > total else total
             if most > 2 * size + _SLACK or (entries >= _RECKON_AT and entries & (entries - 1) == 0):
                 size = len(dumps(new))
             if most <= 2 * size + _SLACK:
                 plain = self.plain and not may_hold_marks(body) and not (known and _recalls(known))
-                return body, Segment(self.base, total, size, entries, plain=plain)
+                return body, Segment(base, total, size, entries, plain)
         body = dumps({**extra, "state": new, "branch": branch, **_repeated(pending)})
-        return body, Segment(seq, len(body), len(body), 0, plain=not may_hold_marks(body))
+        return body, Segment(seq, len(body), len(body), 0, not may_hold_marks(body))
 
 
 def _repeated(pending: Sequence[Signal]) -> dict[str, Any]:

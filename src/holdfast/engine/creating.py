@@ -14,7 +14,7 @@ from holdfast.engine.info import Info
 from holdfast.engine.queueing import HERE, Placing
 from holdfast.engine.writer import RunWriter
 from holdfast.errors import RunExistsError, StoreError
-from holdfast.model import Commit, Head, HeadChange, Kind, Refusal, RunStatus
+from holdfast.model import Commit, Entry, Head, HeadChange, Kind, Refusal, RunStatus
 
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
@@ -75,9 +75,14 @@ class Creating:
             created_at=now,
             started_at=now if runs_now else None,
         )
+        point = _first(head, tree, cursor, {"nonce": info.nonce, "from": origin, **(carried or {})})
         self.coming += 1
         try:
-            writer = await self._write(head, tree, cursor, {"nonce": info.nonce, "from": origin, **(carried or {})})
+            reply = await engine.committer.commit(_commit(head, point.entry))
+            if reply.refused is Refusal.EXISTS:
+                raise RunExistsError(run)
+            if reply.refused is not None:
+                raise StoreError(f"run {run} could not be created: {reply.refused}")
         except StoreError:
             if not queued:
                 engine.custody.doubt(run)
@@ -85,25 +90,24 @@ class Creating:
         finally:
             self.coming -= 1
         if engine.observed:
-            for event in events_of(run, writer.written[0]):
+            for event in events_of(run, point.entry):
                 engine.emit(event)
+        writer = RunWriter(engine.committer, engine.clock, head, point)
+        writer.seq, writer.written = 1, (point.entry,)
         return head, writer
 
-    async def _write(self, head: Head, tree: Tree, cursor: dict[str, Any], body: dict[str, Any]) -> RunWriter:
-        """What writes to the run from now on. One that goes into a queue, which has no fence yet, is given up."""
-        assert head.owner is not None
-        committer = self._engine.committer
-        encoded = dumps({**body, "state": tree, "branch": 0})
-        entry = seal(head.id, 1, _CREATED, head.fence, head.created_at, dumps(cursor), encoded)
-        change = None if head.fence else HeadChange(owner=None)
-        commit = Commit(run=head.id, owner=head.owner, fence=head.fence, create=head, entries=(entry,), change=change)
-        reply = await committer.commit(commit)
-        if reply.refused is Refusal.EXISTS:
-            raise RunExistsError(head.id)
-        if reply.refused is not None:
-            raise StoreError(f"run {head.id} could not be created: {reply.refused}")
-        point = Point(entry, tree, cursor, 1, 0, len(encoded), body)
-        point.plain = not may_hold_marks(encoded)
-        writer = RunWriter(committer, self._engine.clock, head, point)
-        writer.seq, writer.written = 1, (entry,)
-        return writer
+
+def _first(head: Head, tree: Tree, cursor: dict[str, Any], body: dict[str, Any]) -> Point:
+    """The new run at its first entry."""
+    encoded = dumps({**body, "state": tree, "branch": 0})
+    entry = seal(head.id, 1, _CREATED, head.fence, head.created_at, dumps(cursor), encoded)
+    point = Point(entry, tree, cursor, 1, 0, len(encoded), body)
+    point.plain = not may_hold_marks(encoded)
+    return point
+
+
+def _commit(head: Head, entry: Entry) -> Commit:
+    """What writes it. One that goes into a queue, which has no fence yet, is given up by the same commit."""
+    assert head.owner is not None
+    change = None if head.fence else HeadChange(owner=None)
+    return Commit(run=head.id, owner=head.owner, fence=head.fence, create=head, entries=(entry,), change=change)

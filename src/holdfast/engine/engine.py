@@ -50,6 +50,7 @@ from holdfast.store.base import Store
 
 log = logging.getLogger("holdfast")
 T = TypeVar("T")
+MakingRun = Coroutine[Any, Any, tuple[Head, RunWriter]]
 
 THREADS = 64
 _RUNNING, _PENDING = RunStatus.RUNNING, RunStatus.PENDING  # slow to find in their enum, and every run asks for them
@@ -110,8 +111,9 @@ class Engine:
 
         Otherwise the run would be owned by a process that lives and does not drive it, and nobody else could.
         """
-        if brings_in:
-            self._check_open_for(work)
+        if brings_in and self.closing:
+            work.close()
+            self._check_open()
         task = self._begin(work)
         task.add_done_callback(self._brought_in)
         return await asyncio.shield(task)
@@ -121,26 +123,25 @@ class Engine:
         if not task.cancelled():
             task.exception()  # whoever waited has it; when nobody does any more, it is not reported as forgotten
 
-    def bring_in(self, work: Coroutine[Any, Any, LiveRun]) -> asyncio.Future[LiveRun]:
-        """The run that the work admits, driven by the task that did the work: a run costs one task, not two.
+    def bring_in(self, make: Callable[[], MakingRun]) -> asyncio.Future[LiveRun]:
+        """The new run that is made, driven by the task that makes it: a run costs one task, not two.
 
         Giving up the wait does not stop it half-way either.
         """
-        self._check_open_for(work)
+        self._check_open()
         admitted: asyncio.Future[LiveRun] = self.loop.create_future()
-        self._begin(self._drive(self._admitted(work, admitted, to_its_end=False)))
+        self._begin(self._drive(self._admitted(make, admitted, to_its_end=False)))
         return admitted
 
-    def carry_out(self, work: Coroutine[Any, Any, LiveRun]) -> asyncio.Future[Outcome]:
+    def carry_out(self, make: Callable[[], MakingRun]) -> asyncio.Future[Outcome]:
         """The same, for whoever only wants to know what the run comes to."""
-        self._check_open_for(work)
+        self._check_open()
         outcome: asyncio.Future[Outcome] = self.loop.create_future()
-        self._begin(self._drive(self._admitted(work, outcome, to_its_end=True)))
+        self._begin(self._drive(self._admitted(make, outcome, to_its_end=True)))
         return outcome
 
-    def _check_open_for(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _check_open(self) -> None:
         if self.closing:
-            work.close()
             raise UsageError("this Runtime is shutting down and starts nothing any more")
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -149,13 +150,14 @@ class Engine:
         return task
 
     async def _admitted(
-        self, work: Coroutine[Any, Any, LiveRun], waiter: asyncio.Future[Any], *, to_its_end: bool
+        self, make: Callable[[], MakingRun], waiter: asyncio.Future[Any], *, to_its_end: bool
     ) -> LiveRun | None:
-        """The run that the work admits, None when it fails; `waiter` is told of it, or of what it comes to."""
+        """The run that is made, None when that fails; `waiter` is told of it, or of what it comes to."""
         task = asyncio.current_task(self.loop)
         assert task is not None
         try:
-            live = await work
+            head, writer = await make()
+            live = self.admit(head, writer, entries=writer.written)
         except BaseException as error:
             if not waiter.done():
                 waiter.set_exception(error)

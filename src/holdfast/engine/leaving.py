@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.codec import dumps
-from holdfast.engine.writer import Mark, UnheardError
+from holdfast.engine.progress import Mark
+from holdfast.engine.writer import UnheardError
 from holdfast.errors import (
     HoldfastError,
     RunCancelledError,

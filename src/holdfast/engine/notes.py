@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast.engine.writer import Mark, RunWriter
+from holdfast.engine.progress import Mark
+from holdfast.engine.writer import RunWriter
 from holdfast.errors import HoldfastError, RunInterruptedError
 from holdfast.frames import Place
 from holdfast.model import Entry, Kind, Mail

@@ -146,17 +146,21 @@ class Runner:
 
     async def _advance(self) -> Outcome | None:
         """One step with its retries. An outcome when the run leaves this process by it."""
-        step, name = self._step()
+        cursor, now = self.saving.cursor, self.around.clock.now
+        name: str = cursor["next"]
+        step = self._flow.next_step(cursor)
+        if step is None:
+            raise StepMissingError(self.writer.run, self._flow.name, name, self._flow.step_names)
         while True:
             if self._retry_at:
                 await self._wait_until(self._retry_at)
             if self.control.wanted:
                 return None
-            started = self.around.clock.now()
+            started = now()
             if self.around.observed:
                 self.saving.show("step_started", started, step=name)
             try:
-                cursor, tree, change = await self._attempt(step, name)
+                after, tree, change = await self._attempt(step, name, cursor)
             except _Cut:
                 if self.control.cut:
                     raise
@@ -176,7 +180,7 @@ class Runner:
                 error = raised
             else:
                 self._failures, self._retry_at, self._takeups = 0, 0.0, 1
-                self.saving.step_done(tree, cursor, (name, started, self.around.clock.now()), change)
+                self.saving.step_done(tree, after, (name, started, now()), change)
                 return None
             if self.control.cancel is not None:
                 return None  # that is final, however the step ended
@@ -184,34 +188,28 @@ class Runner:
             if left is not None:
                 return left
 
-    def _step(self) -> tuple[Step[..., Any], str]:
-        cursor = self.saving.cursor
-        name = cursor["next"]
-        step = self._flow.next_step(cursor)
-        if step is None:
-            raise StepMissingError(self.writer.run, self._flow.name, name, self._flow.step_names)
-        return step, name
-
-    async def _attempt(self, step: Step[..., Any], name: str) -> tuple[dict[str, Any], Tree, list[Any] | None]:
+    async def _attempt(
+        self, step: Step[..., Any], name: str, cursor: dict[str, Any]
+    ) -> tuple[dict[str, Any], Tree, list[Any] | None]:
         """One call of the step, on a copy of the state that only this attempt sees: where it leads to."""
-        cursor = self.saving.cursor
-        position = Position(self.saving.tree if self._raw_state else self._copy(), cursor)
+        saving, host, task = self.saving, self.host, self._task
+        position = Position(saving.tree if self._raw_state else self._copy(), cursor)
         number: int = cursor["step"]
         self._verdict = None
-        self.scope = scope = StepScope(self.host, number, self.around.loop)
+        self.scope = scope = StepScope(host, number, self.around.loop)
         scope.root = root = Frame(scope, f"{number}/")
         if step.timeout is not None:
             root.deadline = self.around.clock.now() + step.timeout
-        before = enter(root, self._task)
-        if self.host.begun_notes is not None:
-            self.host.begun_notes.step_begins()
+        before = enter(root, task)
+        if host.begun_notes is not None:
+            host.begun_notes.step_begins()
         try:
             work = self._flow.advance(position, scope)
             if step.timeout is None:
                 after = await work
             else:
                 after = await within(step.timeout, name, in_frame(root, work), scope.close)
-            if self._task is not None and self._task.cancelling():
+            if task is not None and task.cancelling():
                 await asyncio.sleep(0)  # a cancel that the step has not waited for comes out here, not in the commit
             if scope.starting or scope.unspawned:
                 await scope.children_started()  # before the step is done
@@ -220,23 +218,23 @@ class Runner:
                 raise self._foreign_cancel() from None
         finally:
             self.scope, self._waits = None, scope.waits
-            if self.host.begun_notes is not None:
-                self.host.begun_notes.step_ended()
-            scope.end(self._task)
+            if host.begun_notes is not None:
+                host.begun_notes.step_ended()
+            scope.end(task)
             if self._cancelled:
                 self._uncancel()
             if self._verdict is not None:
                 raise self._verdict  # whatever the step did about it came too late
         leave(before)
-        tree = self.saving.tree if after.state is KEEP else after.state
-        if after.change is None and after.state is not KEEP:
-            tree = self._codec.encode(after.state, like=self.saving.tree)
+        tree, change, state = saving.tree, after.change, after.state
+        if state is not KEEP:
+            tree = state if change is not None else self._codec.encode(state, like=tree)
         if after.result is not NO_RESULT:
             self.came_to = {"result": self._codec.encode(after.result, path="result")}
         # Only now is the attempt known not to fail: one that cannot be stored is tried again with its calls.
-        if self.host.begun_journal is not None or self.host.begun_notes is not None:
-            await self.host.finish_step(number)
-        return after.cursor, tree, after.change  # the copy is let go before the commit is waited for
+        if host.begun_journal is not None or host.begun_notes is not None:
+            await host.finish_step(number)
+        return after.cursor, tree, change  # the copy is let go before the commit is waited for
 
     def _stop_body(self, verdict: Exception) -> None:
         """End the attempt under way: whatever it comes to does not count."""

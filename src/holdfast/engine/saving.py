@@ -12,9 +12,10 @@ from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.transitions import ENDED
 from holdfast.engine.control import Control
 from holdfast.engine.host import RunHost
+from holdfast.engine.progress import Mark, Progress, StepTaken
 from holdfast.engine.retention import Retention
 from holdfast.engine.surroundings import Surroundings
-from holdfast.engine.writer import Mark, Progress, RunWriter, StepTaken
+from holdfast.engine.writer import RunWriter
 from holdfast.errors import StoreError
 from holdfast.model import Entry, Event, Mail, RunStatus
 

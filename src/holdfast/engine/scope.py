@@ -60,7 +60,8 @@ class StepScope(msgspec.Struct, eq=False):
 
     def perform(self, step: Work, *args: Any, keeping: Keeping = MOVES) -> Awaitable[Any]:
         """What to await for the result of the step's function."""
-        self.check_open()
+        if self.closed:
+            self.check_open()
         host = self.host
         if step.on_doubt == "retry" and (host.begun_journal is None or step.wraps_step or not self._known(step)):
             return host.hands.do_step(step, args, self.root)

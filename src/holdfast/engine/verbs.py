@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from holdfast.core.history import Point, Signal, position_of
 from holdfast.core.ids import check_id, new_id, parse_ref
 from holdfast.core.journal import Journal
 from holdfast.core.transitions import ENDED, HINTS, Act, Situation, act, situation
-from holdfast.engine.engine import Engine
+from holdfast.engine.engine import Engine, MakingRun
 from holdfast.engine.info import Info, digest_of
 from holdfast.engine.leaving import Outcome
 from holdfast.engine.listing import encode_metadata
@@ -65,13 +66,14 @@ class Verbs:
         place: Placing = HERE,
     ) -> Awaitable[LiveRun]:
         """A new run, live here."""
-        return self._engine.bring_in(self._start(flow, input, run, metadata, parent, place))
+        self._engine.registry.add(flow)
+        return self._engine.bring_in(partial(self._create, flow, input, run, metadata, parent, place))
 
     def carry_out(
         self, flow: Flow[Any], input: Any, run: str | None, metadata: dict[str, Any] | None, parent: str | None
     ) -> Awaitable[Outcome]:
-        """What a new run comes to here."""
-        return self._engine.carry_out(self._start(flow, input, run, metadata, parent, HERE))
+        """What a new run of a flow that is known comes to here."""
+        return self._engine.carry_out(partial(self._create, flow, input, run, metadata, parent, HERE))
 
     async def enqueue(
         self,
@@ -83,14 +85,11 @@ class Verbs:
         place: Placing,
     ) -> str:
         """A new run in a queue; its id."""
+        self._engine.registry.add(flow)
         head, _ = await self._engine.to_its_end(self._create(flow, input, run, metadata, parent, place))
         return head.id
 
-    async def _start(self, *given: Any) -> LiveRun:
-        head, writer = await self._create(*given)
-        return self._engine.admit(head, writer, entries=writer.written)
-
-    async def _create(
+    def _create(
         self,
         flow: Flow[Any],
         input: Any,
@@ -98,10 +97,9 @@ class Verbs:
         metadata: dict[str, Any] | None,
         parent: str | None,
         place: Placing,
-    ) -> tuple[Head, RunWriter]:
+    ) -> MakingRun:
+        """What makes the new run when it is awaited; what cannot be made is refused before that."""
         engine = self._engine
-        engine.registry.add(flow)
-        run = new_id(flow.name) if run is None else check_id(run)
         if parent is not None:
             check_id(parent)
         codec = engine.registry.codec(flow.name)
@@ -109,8 +107,8 @@ class Verbs:
         position = flow.start(given)
         taken = position.state if _takes_state(flow) else given
         encoded = codec.encode(taken, path="input")
-        return await engine.creating.create(
-            run,
+        return engine.creating.create(
+            new_id(flow.name) if run is None else check_id(run),
             flow.name,
             encoded if position.state is taken else codec.encode(position.state),
             position.cursor,

@@ -17,8 +17,8 @@ from holdfast.core.journal import Record
 from holdfast.core.keys import digest
 from holdfast.engine.notes import told_of
 from holdfast.engine.parking import Parked, Parking, describe, timed_out, waits_for
+from holdfast.engine.progress import Mark
 from holdfast.engine.uncut import uncut
-from holdfast.engine.writer import Mark
 from holdfast.errors import CallAbandonedError, UsageError, WaitTimeoutError
 from holdfast.frames import Frame, Place
 from holdfast.inside import NOTHING

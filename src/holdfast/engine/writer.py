@@ -14,12 +14,10 @@ from holdfast.core.codec import Tree, dumps
 from holdfast.core.history import Point, Segment, Signal, position_of, with_signal
 from holdfast.core.transitions import ENDED, check_transition
 from holdfast.engine.committer import Committer
+from holdfast.engine.progress import Landed, Mark, Progress, last_checkpoint, told
 from holdfast.errors import How, OwnershipLostError, StoreError
 from holdfast.model import RESULT_KINDS, Commit, Entry, Head, HeadChange, Kind, Mail, Refusal, RunStatus
 
-StepTaken = tuple[str, float, float]
-Mark = tuple[Kind, dict[str, Any]]
-_AT_ONCE = 0.001
 # A new run has no mail, and whoever claims one gets it. But soon after a run has begun somebody may think better of it:
 # so its mail is asked for somewhat earlier than that of a run that goes on.
 _EARLIER = 0.03
@@ -32,16 +30,6 @@ _NOT_BEGUN = frozenset({RunStatus.WAITING, RunStatus.PENDING})
 
 class UnheardError(Exception):
     """Mail has come that is to be heard first; nothing was written."""
-
-
-class Progress(msgspec.Struct, gc=False):
-    """Where a run has come to since its last checkpoint."""
-
-    tree: Any
-    cursor: dict[str, Any]
-    steps: Sequence[StepTaken]
-    change: Sequence[Any] | None = None
-    """What of the tree has changed since the last checkpoint, where it is known."""
 
 
 class RunWriter:
@@ -68,7 +56,7 @@ class RunWriter:
     """The store knows that the run is not owned by this writer any more."""
     heard_at: float
     """When the store last said what mail there is, on the event loop's clock."""
-    _in_doubt: tuple[_Landed, ...]
+    _in_doubt: tuple[Landed, ...]
     _lost: OwnershipLostError | None = None
     """What the refusal of a commit was told as."""
 
@@ -117,10 +105,14 @@ class RunWriter:
         """
         if self.closed:
             raise self._lost or OwnershipLostError(self.run, self.fence, "given up")
+        only_progress = not (marks or extra or status or take or under_way or fields)
         while True:
-            commit, landed = self._prepared(
-                marks, progress, extra, status, take, fields, drop_history, under_way, heard
-            )
+            if only_progress and progress is not None and self._goes_on_as_usual():
+                commit, landed = self._step(progress)
+            else:
+                commit, landed = self._prepared(
+                    marks, progress, extra, status, take, fields, drop_history, under_way, heard
+                )
             try:
                 reply = await self._committer.commit(commit)
             except StoreError:
@@ -152,24 +144,18 @@ class RunWriter:
         drop_history: bool,
         under_way: bool,
         heard: int | None,
-    ) -> tuple[Commit, _Landed]:
+    ) -> tuple[Commit, Landed]:
         """The commit behind what the store is known to hold, and what is counted once it is there."""
         now, stepped = self._clock.now(), progress is not None
-        if progress is not None and not marks and not self.marks_due:
-            entry, segment = self._checkpoint(self.seq + 1, progress, extra, now, whole=drop_history)
-            entries: tuple[Entry, ...] = (entry,)
-        else:
-            entries, segment = self._entries(marks, progress, extra, now, whole=drop_history)
-        rebase = _last_checkpoint(entries) if drop_history else None
-        change = None
-        if fields or rebase is not None or not self._is_usual(status, segment):
-            changed = {**(self.fields_due or {}), **fields}
-            if rebase is not None:
-                changed["floor"] = rebase.seq
-            advances = stepped or (under_way and any(kind in RESULT_KINDS for kind, _ in marks))
-            if advances and self.attempt != 1:
-                changed.setdefault("attempt", 1)
-            change = self._change(changed, status, segment, now, under_way=under_way or stepped, stepped=stepped)
+        entries, segment = self._entries(marks, progress, extra, now, whole=drop_history)
+        rebase = last_checkpoint(entries) if drop_history else None
+        changed = {**(self.fields_due or {}), **fields}
+        if rebase is not None:
+            changed["floor"] = rebase.seq
+        advances = stepped or (under_way and any(kind in RESULT_KINDS for kind, _ in marks))
+        if advances and self.attempt != 1:
+            changed.setdefault("attempt", 1)
+        change = self._change(changed, status, segment, now, under_way=under_way or stepped, stepped=stepped)
         commit = Commit(
             run=self.run,
             owner=self.owner,
@@ -180,7 +166,31 @@ class RunWriter:
             rebase=rebase,
             heard=heard,
         )
-        return commit, _Landed(entries, change, progress, segment)
+        return commit, Landed(entries, change, progress, segment)
+
+    def _goes_on_as_usual(self) -> bool:
+        """Whether a step leads to nothing but a checkpoint: the head stays as it is, and nothing else is due."""
+        return (
+            self.status == _RUNNING
+            and self.attempt == 1
+            and not self._waited
+            and not self.marks_due
+            and not self.fields_due
+        )
+
+    def _step(self, progress: Progress) -> tuple[Commit, Landed]:
+        """The same for a step like most, which is why it is said a second time, in as few words as possible."""
+        now, seq, run, owner, fence = self._clock.now(), self.seq + 1, self.run, self.owner, self.fence
+        steps = {"steps": told(progress.steps, now)}
+        body, segment = self.segment.next(
+            seq, self.tree, progress.tree, self.branch, steps, progress.change, self.beside, self.pending
+        )
+        entries = (seal(run, seq, _CHECKPOINT, fence, now, dumps(progress.cursor), body),)
+        if segment.base == self.segment.base:
+            return Commit(run=run, owner=owner, fence=fence, entries=entries), Landed(entries, None, progress, segment)
+        change = HeadChange(base=segment.base)
+        commit = Commit(run=run, owner=owner, fence=fence, entries=entries, change=change)
+        return commit, Landed(entries, change, progress, segment)
 
     async def _settle_doubt(self, progress: Progress | None) -> Progress | None:
         """Count the one of the commits in doubt that the store holds; the progress that is left to write.
@@ -232,7 +242,7 @@ class RunWriter:
         reply = await self._committer.commit(commit)
         if reply.refused is not None:
             raise await self._lose()
-        self._count(_Landed((entry,), change, None, Segment(seq, len(body), len(body))))
+        self._count(Landed((entry,), change, None, Segment(seq, len(body), len(body))))
         self.tree, self.cursor, self.branch, self.checkpoint_seq = point.tree, point.cursor, seq, seq
         self.said, self.came_to = None, point.came_to
         self.pending, self.beside = tuple(pending), 0
@@ -283,32 +293,21 @@ class RunWriter:
         return tuple(entries), segment
 
     def _checkpoint(
-        self, seq: int, progress: Progress, extra: dict[str, Any] | None, now: float, *, whole: bool
+        self, seq: int, progress: Progress, extra: dict[str, Any] | None, now: float, *, whole: bool = False
     ) -> tuple[Entry, Segment]:
-        steps = _told(progress.steps, now)
+        steps = {"steps": told(progress.steps, now)}
         body, segment = self.segment.next(
             seq,
             self.tree,
             progress.tree,
             self.branch,
-            {"steps": steps, **extra} if extra else {"steps": steps},
-            known=progress.change,
-            beside=self.beside,
-            pending=self.pending,
+            {**steps, **extra} if extra else steps,
+            progress.change,
+            self.beside,
+            self.pending,
             whole=whole,
         )
         return seal(self.run, seq, _CHECKPOINT, self.fence, now, dumps(progress.cursor), body), segment
-
-    def _is_usual(self, status: RunStatus | None, segment: Segment) -> bool:
-        """Whether nothing of the head changes by a commit that itself changes nothing of it."""
-        return (
-            status is None
-            and self.status == _RUNNING
-            and self.attempt == 1
-            and not self._waited
-            and not self.fields_due
-            and segment.base == self.segment.base
-        )
 
     def _change(
         self,
@@ -339,13 +338,18 @@ class RunWriter:
             fields["base"] = segment.base
         return HeadChange(**fields) if fields else None
 
-    def _count(self, landed: _Landed) -> None:
+    def _count(self, landed: Landed) -> None:
         """What was written is now what the store holds."""
         entries, progress = landed.entries, landed.progress
-        if progress is None or len(entries) > 1:
-            for entry in entries:
-                if entry.kind != _CHECKPOINT:
-                    self._count_beside(entry)
+        if progress is not None:
+            self.tree, self.cursor, self.said = progress.tree, progress.cursor, None
+            if landed.change is None and len(entries) == 1:
+                self.written, self.segment = entries, landed.segment
+                self.seq = self.checkpoint_seq = entries[0].seq
+                return
+        for entry in entries:
+            if entry.kind != _CHECKPOINT:
+                self._count_beside(entry)
         if landed.segment.base != self.segment.base:
             self.beside = 0
         self.written, self.segment = entries, landed.segment
@@ -356,8 +360,7 @@ class RunWriter:
         if entries:
             self.seq = entries[-1].seq
         if progress is not None:
-            self.tree, self.cursor, self.said = progress.tree, progress.cursor, None
-            self.checkpoint_seq = self.seq if len(entries) == 1 else _last_checkpoint(entries).seq
+            self.checkpoint_seq = last_checkpoint(entries).seq
         if landed.change is None:
             return
         for name in ("status", "attempt", "floor", "started_at"):
@@ -376,25 +379,3 @@ class RunWriter:
         elif entry.kind == _RECEIVED:
             received = msgspec.json.decode(entry.body)["signal"]
             self.pending = tuple(signal for signal in self.pending if signal.seq != received)
-
-
-class _Landed(msgspec.Struct, gc=False):
-    """All that a commit changes in the store, kept until it is known whether it did."""
-
-    entries: tuple[Entry, ...]
-    change: HeadChange | None
-    progress: Progress | None
-    segment: Segment
-
-
-def _told(steps: Sequence[StepTaken], now: float) -> Sequence[Any]:
-    """The steps as an entry of now tells them: when it was made is when the last one ended, nearly always."""
-    if not steps or abs(now - steps[-1][2]) > _AT_ONCE:
-        return steps
-    return [steps[0][:2]] if len(steps) == 1 else [*steps[:-1], steps[-1][:2]]
-
-
-def _last_checkpoint(entries: Sequence[Entry]) -> Entry:
-    if len(entries) == 1:
-        return entries[0]
-    return next(entry for entry in reversed(entries) if entry.kind == _CHECKPOINT)

@@ -43,9 +43,9 @@ class Batch(msgspec.Struct, gc=False):
 
 def make_ready(commits: Sequence[Commit], room: Room) -> Batch:
     """The batch of these commits."""
-    if not commits or not _are_apart(commits):
+    if not (len(commits) == 1 or (commits and _are_apart(commits))):
         return Batch(commits)
-    if len(commits) <= sql.MOST_STEPS and all(map(_is_step, commits)):
+    if len(commits) <= sql.MOST_STEPS and _are_steps(commits):
         return Batch(commits, steps=True, entries=entry_values(commits, room))
     if not all(map(_is_plain, commits)):
         return Batch(commits)
@@ -64,10 +64,14 @@ def _are_apart(commits: Sequence[Commit]) -> bool:
     return len({commit.run for commit in commits if commit.owner == owner}) == len(commits)
 
 
-def _is_step(commit: Commit) -> bool:
-    """Whether it is the usual commit: one entry and nothing else."""
-    usual = len(commit.entries) == 1 and commit.heard is None
-    return usual and not (commit.create or commit.change or commit.take or commit.rebase)
+def _are_steps(commits: Sequence[Commit]) -> bool:
+    """Whether all are usual commits: one entry and nothing else."""
+    for commit in commits:
+        if len(commit.entries) != 1 or commit.change is not None or commit.create is not None:
+            return False
+        if commit.take or commit.rebase is not None or commit.heard is not None:
+            return False
+    return True
 
 
 def _is_plain(commit: Commit) -> bool:
@@ -83,11 +87,12 @@ def _is_plain(commit: Commit) -> bool:
 def entry_values(commits: Sequence[Commit], room: Room) -> list[Any]:
     """What `append` binds for the entries of these commits; for one whose body is split, two rows."""
     values: list[Any] = []
+    places = iter(room.lay_out([entry for commit in commits for entry in commit.entries]))
     for commit in commits:
         run, fence, entries = commit.run, commit.fence, commit.entries
         after = entries[0].seq - 1 if commit.create is None and entries else None
-        for e in entries:
-            body, at, begun = e.body, room.take(e), 0
+        for e, at in zip(entries, places):  # noqa: B905 - the places of all of them, one after the other
+            body, begun = e.body, 0
             if at:
                 values += (run, fence, after, None, "", 0, b"", "", 0, body[:at])
                 body, begun = body[at:], 1

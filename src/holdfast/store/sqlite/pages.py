@@ -11,6 +11,8 @@ Nothing else depends on it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from holdfast.model import Entry
 
 PAGE_BYTES = 1024
@@ -25,6 +27,7 @@ _OF_ITS_OWN = 19 + _ROW  # what a row takes that holds nothing but the beginning
 
 _WORTH_FILLING = 2 * _OF_ITS_OWN
 _LONG = PAGE_BYTES // 2
+_SHORT, _MANY = PAGE_BYTES * 3 // 8, 32
 
 
 class Room:
@@ -37,8 +40,15 @@ class Room:
         self._has_long = False
         """Whether a part of a long entry lies on the page."""
 
-    def take(self, entry: Entry) -> int:
-        """Where to split the body of an entry that is written now; 0 where it stays whole."""
+    def lay_out(self, entries: Sequence[Entry]) -> list[int]:
+        """Where to split the bodies of these entries, which are written now; 0 where one stays whole."""
+        if len(entries) >= _MANY and max([len(entry.body) for entry in entries]) < _SHORT:
+            # They fill their pages by themselves, and what is left of the last one is not worth reckoning for so many.
+            self._left, self._has_long = 0, False
+            return [0] * len(entries)
+        return [self._take(entry) for entry in entries]
+
+    def _take(self, entry: Entry) -> int:
         size = _COLUMNS + len(entry.kind) + len(entry.cursor) + len(entry.body)
         if size < _LONG and size + _ROW <= self._left:  # most entries
             self._left -= size + _ROW
