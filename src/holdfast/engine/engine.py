@@ -224,6 +224,7 @@ class Engine:
     # On the way
 
     async def _drive(self, coming: LiveRun | Coroutine[Any, Any, LiveRun | None]) -> None:
+        """Drive the run, or the one that is on its way, from its first step here to where it leaves."""
         live = coming if isinstance(coming, LiveRun) else await coming
         if live is None:
             return

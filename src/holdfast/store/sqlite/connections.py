@@ -196,12 +196,12 @@ class Connections:
             finally:
                 self.write_connection.set_busy_timeout(0)
 
-    def write_now(self, work: Callable[..., T], *given: Any) -> T | None:
+    def write_now(self, work: Callable[..., T], *given: Any, **how: Any) -> T | None:
         """The same without waiting for anybody: None when another writer is at it."""
         if not self.lock.acquire(blocking=False):
             return None
         try:
-            return self._transact(work, *given)
+            return self._transact(work, *given, **how)
         except StoreUnavailableError as error:
             if isinstance(error.__cause__, apsw.BusyError):
                 return None
@@ -209,11 +209,11 @@ class Connections:
         finally:
             self.lock.release()
 
-    def _transact(self, work: Callable[..., T], *given: Any) -> T:
+    def _transact(self, work: Callable[..., T], *given: Any, **how: Any) -> T:
         if self._gone is not None:
             self._refuse_if_gone()
         try:
-            return work(self.write_connection, *given)
+            return work(self.write_connection, *given, **how)
         except (apsw.Error, OSError) as error:
             self._take_back(broken=not isinstance(error, apsw.BusyError))
             raise _ours(self.path, error) from error

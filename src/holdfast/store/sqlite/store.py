@@ -17,7 +17,7 @@ from holdfast.model import Claim, Commit, Entry, Head, Mail, Owner, Posted, Quer
 from holdfast.store.base import Store
 from holdfast.store.owners import LocalOwners
 from holdfast.store.sqlite import sql
-from holdfast.store.sqlite.batches import make_ready
+from holdfast.store.sqlite.batches import Batch, make_ready
 from holdfast.store.sqlite.claiming import claimable, claimed
 from holdfast.store.sqlite.connections import Connections, translated
 from holdfast.store.sqlite.pages import Room
@@ -129,7 +129,7 @@ class SqliteStore(Store):
             self._hold(owner.id)
             self._beat(connection, owner, lease)
 
-        return db.write_now(_write_now, db.room, batch, introduce)
+        return db.write_now(write_batch, db.room, Batch(batch), last=introduce)
 
     async def claim_runs(self, query: Query, owner: str) -> list[Claim]:
         def work(connection: apsw.Connection) -> list[Claim]:
@@ -291,13 +291,8 @@ class SqliteStore(Store):
         return await self._read(work)
 
 
-def _write_now(
-    connection: apsw.Connection,
-    room: Room,
-    batch: Sequence[Commit],
-    last: Callable[[apsw.Connection], object] = bool,
-) -> list[Reply]:
-    return write_batch(connection, room, make_ready(batch, room), last=last)
+def _write_now(connection: apsw.Connection, room: Room, batch: Sequence[Commit]) -> list[Reply]:
+    return write_batch(connection, room, make_ready(batch, room))
 
 
 def _on_a_loop() -> bool:

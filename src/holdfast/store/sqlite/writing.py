@@ -43,7 +43,7 @@ def write_batch(
     """Every commit of the batch in one transaction; a refused one has written nothing.
 
     `entering` is called when only SQLite is at work from then on, or for most of what is left. What `last` writes goes
-    with the runs that a batch creates, if it creates any.
+    with what is written of a batch that was not made ready.
     """
     commits = batch.commits
     refusals: list[Refusal | None]

@@ -267,6 +267,10 @@ class CommitContract(ContractBase):
         assert replies is not None
         assert [reply.refused for reply in replies] == [Refusal.EXISTS]
         assert [known.id for known in await store.list_owners()] == [CAROL]
+        await store.retire_owner(CAROL)
+        replies = store.try_commit([commit("run", 2, owner=CAROL)], (owner(CAROL), LEASE))
+        assert replies is not None
+        assert (await self.head(store)).owned
 
     async def test_many_runs_commit_at_once(self, store: Store) -> None:
         async def live(run: str) -> None:
