@@ -51,14 +51,38 @@ class Creating:
 
         Raises RunExistsError when the id is taken.
         """
+        engine = self._engine
+        self._created += 1
+        info = Info(digest, f"{engine.ownership.id}-{self._created}", *shape)
+        head = self._head(run, flow, info, metadata, parent, place)
+        point = _first(head, tree, cursor, {"nonce": info.nonce, "from": origin, **(carried or {})})
+        self.coming += 1
+        try:
+            reply = await engine.committer.commit(_commit(head, point.entry))
+            if reply.refused is Refusal.EXISTS:
+                raise RunExistsError(run)
+            if reply.refused is not None:
+                raise StoreError(f"run {run} could not be created: {reply.refused}")
+        except StoreError:
+            if head.fence:
+                engine.custody.doubt(run)
+            raise
+        finally:
+            self.coming -= 1
+        if engine.observed:
+            for event in events_of(run, point.entry):
+                engine.emit(event)
+        writer = RunWriter(engine.committer, engine.clock, head, point)
+        writer.seq, writer.written = 1, (point.entry,)
+        return head, writer
+
+    def _head(self, run: str, flow: str, info: Info, metadata: bytes, parent: str | None, place: Placing) -> Head:
         engine, queued = self._engine, place.delay is not None
         # To the microsecond, which is all that the datetime of a page cursor holds.
         now = int(engine.clock.now() * 1_000_000) / 1_000_000
-        self._created += 1
-        info = Info(digest, f"{engine.ownership.id}-{self._created}", *shape)
         has_room = len(engine.live) + self.coming < self._concurrency
         runs_now = has_room and not queued and engine.registry.has(flow)
-        head = Head(
+        return Head(
             id=run,
             flow=flow,
             status=_RUNNING if runs_now else _PENDING,
@@ -75,26 +99,6 @@ class Creating:
             created_at=now,
             started_at=now if runs_now else None,
         )
-        point = _first(head, tree, cursor, {"nonce": info.nonce, "from": origin, **(carried or {})})
-        self.coming += 1
-        try:
-            reply = await engine.committer.commit(_commit(head, point.entry))
-            if reply.refused is Refusal.EXISTS:
-                raise RunExistsError(run)
-            if reply.refused is not None:
-                raise StoreError(f"run {run} could not be created: {reply.refused}")
-        except StoreError:
-            if not queued:
-                engine.custody.doubt(run)
-            raise
-        finally:
-            self.coming -= 1
-        if engine.observed:
-            for event in events_of(run, point.entry):
-                engine.emit(event)
-        writer = RunWriter(engine.committer, engine.clock, head, point)
-        writer.seq, writer.written = 1, (point.entry,)
-        return head, writer
 
 
 def _first(head: Head, tree: Tree, cursor: dict[str, Any], body: dict[str, Any]) -> Point:
