@@ -92,7 +92,6 @@ LAST_SEQ = """
 _UNHEARD = "exists (select 1 from inbox i where i.n = {n} and i.taken = 0 and i.id > {heard})"
 HAS_UNHEARD = f"select {_UNHEARD.format(n='(select n from runs where id = ?1)', heard='?2')}"
 HAS_ENTRY = "select 1 from entries where id = ((select n from runs where id = ?1) << 32) | ?2"
-LAST_PLACE = "select max(place) from entries"
 WRITTEN_SINCE = f"{HAS_ENTRY} and fence = ?3 and place > ?4"
 REPLACE_ENTRY = """
     update entries set kind = ?3, fence = ?4, at = ?5, cursor = ?6, "check" = ?7, begun = 0, body = ?8

@@ -95,15 +95,18 @@ def _write_steps(connection: apsw.Connection, batch: Batch, entering: Callable[[
     expected = len(values) // sql.APPEND_WIDTH
     rows = _round_up(values, sql.APPEND_WIDTH)
     values.append(batch.owner)
-    before = connection.execute(sql.LAST_PLACE).get or 0
     fault("commit.before")
     entering()
     # Of one row alone nothing is written when its place is taken.
     connection.execute((sql.append_steps if expected > len(commits) else sql.append)(rows), values)
     fault("commit.after")
-    if connection.changes() == expected:
+    written = connection.changes()
+    if written == expected:
         return [None] * len(commits)
-    return [_refused_since(connection, commit, before) for commit in commits]
+    before = connection.last_insert_rowid() - written  # what one statement writes lies together
+    return [
+        _refused_since(connection, commit, before) if written else _refusal(connection, commit) for commit in commits
+    ]
 
 
 def _refused_since(connection: apsw.Connection, commit: Commit, before: int) -> Refusal | None:
