@@ -173,6 +173,14 @@ class CommitContract(ContractBase):
         assert await self.all_of(store, "bad") == before
         assert await store.read_heads(["missing"]) == [None]
 
+    async def test_a_batch_that_is_there_already_is_refused_whatever_was_written_since(self, store: Store) -> None:
+        steps = [commit(run, 2) for run in ("a", "b")]
+        await self.write(store, create("a"), create("b"))
+        await self.write(store, *steps)
+        await store.post_mail("a", Mail("send"))
+        assert [reply.refused for reply in await store.commit(steps)] == [Refusal.GAP, Refusal.GAP]
+        assert [await self.seqs(store, run) for run in "ab"] == [[1, 2], [1, 2]]
+
     async def test_one_batch_may_hold_the_commits_of_several_owners(self, store: Store) -> None:
         each = {"hers": ALICE, "his": BOB}
         first = [create(run, owner=owner) for run, owner in each.items()]
