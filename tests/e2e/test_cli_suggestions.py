@@ -117,3 +117,10 @@ def test_a_forked_run_names_the_checkpoint_it_began_from(cli: Any) -> None:
     assert "from       r1@2\n" in cli("show", "r2").stdout
     assert cli.json("show", "r2")["forked_from"] == "r1@2"
     assert cli.json("show", "r1")["forked_from"] is None
+
+
+def test_who_names_the_program_behind_the_run_is_told_how(cli: Any) -> None:
+    told = cli("resume", "r1", "app.py:report")
+    assert told.returncode == 2
+    assert "--app FILE[:FLOW]" in told.stderr
+    assert "--app" not in cli("cancel", "r1", "app.py:report").stderr  # which takes no program

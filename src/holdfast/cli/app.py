@@ -118,7 +118,7 @@ def execute(arguments: Sequence[str]) -> int:
         except HoldfastError as error:
             code = _fail(error, code_of(error), message_of(error, typed), json="--json" in arguments)
         except click.ClickException as error:
-            message = error.format_message()
+            message = _said_by_click(error)
             code = _fail(UsageError(message), Exit.USAGE, message, json="--json" in arguments)
         finish()
         return int(code)
@@ -134,6 +134,16 @@ def execute(arguments: Sequence[str]) -> int:
     except Exception as error:
         _explain(f"unexpected {type(error).__name__}: {error}. HOLDFAST_DEBUG=1 shows where; please report it.")
         return Exit.BUG
+
+
+def _said_by_click(error: click.ClickException) -> str:
+    """Its message; to who names the program behind the run, as `run` takes it, also what would have been right."""
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    takes_app = context is not None and any(option.name == "app" for option in context.command.params)
+    if takes_app and "unexpected extra argument" in message:
+        message += ". The program with the flow is given as --app FILE[:FLOW]"
+    return message
 
 
 def _fail(error: HoldfastError, code: Exit, message: str, *, json: bool) -> Exit:
