@@ -54,6 +54,29 @@ async def test_from_the_next_heartbeat_on_it_is_refused_until_the_file_is_back(
     await store.close()
 
 
+@pytest.mark.parametrize("lose", [Path.unlink, replace])
+async def test_the_first_run_of_an_owner_is_refused_at_once(tmp_path: Path, lose: Callable[[Path], None]) -> None:
+    path = tmp_path / "runs.db"
+    store = SqliteStore(path)
+    await store.open()
+    lose(path)
+    with pytest.raises(StoreUnavailableError, match=GONE):
+        store.try_commit([create("r1")], (owner(), 15.0))
+    await store.close()
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, replace])
+async def test_a_run_is_not_said_to_be_started_in_a_file_without_a_name(
+    tmp_path: Path, lose: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "runs.db"
+    async with Runtime(f"sqlite:{path}") as rt:
+        assert await rt.get("r1") is None
+        lose(path)
+        with pytest.raises(StoreUnavailableError, match=GONE):
+            await rt.start(Pipeline("losing", [abs]), 1, id="r1")
+
+
 async def test_a_connection_that_is_opened_late_does_not_read_another_file(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "runs.db")
     await store.open()

@@ -225,8 +225,10 @@ class Connections:
         """Leave nothing of the transaction under way."""
         if broken:
             self._reopen()
-        elif self.write_connection.in_transaction:
-            self.write_connection.execute("rollback")
+        # Also where it could not be opened anew: else the next step would go into that transaction, which nobody ends.
+        with suppress(apsw.Error):
+            if self.write_connection.in_transaction:
+                self.write_connection.execute("rollback")
 
     def _reopen(self) -> None:
         # After a failed write or flush the old handle knows less than the disk: never try it again.

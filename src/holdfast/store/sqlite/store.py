@@ -123,9 +123,9 @@ class SqliteStore(Store):
         if introducing is None:
             return db.write_now(_write_now, db.room, batch)
         owner, lease = introducing
+        db.look_after_file()  # before anything is written, as for a beat: from then on a lost one is refused
 
         def introduce(connection: apsw.Connection) -> None:
-            db.look_after_file()
             self._hold(owner.id)
             self._beat(connection, owner, lease)
 
@@ -237,8 +237,8 @@ class SqliteStore(Store):
         db = self._db()
 
         def in_one_snapshot() -> T:
-            connection = db.reader()
             with translated(self.path):
+                connection = db.reader()
                 # One deferred transaction, so that all of it is seen at one moment.
                 connection.execute("begin")
                 try:
