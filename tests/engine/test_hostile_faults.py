@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from holdfast import CheckpointPolicy, Pipeline, RetryPolicy, Runtime, step
+from holdfast import Agent, CheckpointPolicy, Pipeline, RetryPolicy, Runtime, step
 from holdfast.errors import RunFailedError, RunInterruptedError, StoreError, StoreUnavailableError
 from holdfast.model import Commit, Event, Reply
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
-from holdfast.testing import ManualClock
+from holdfast.testing import ManualClock, ScriptedModel, wants
 from watched import WatchedStore
 
 MakeRuntime = Callable[..., Runtime]
@@ -33,7 +33,9 @@ class UnsureStore(WatchedStore):
         return None
 
     async def commit(self, batch: Sequence[Commit]) -> list[Reply]:
-        self.seen += any(entry.kind == "checkpoint" for commit in batch for entry in commit.entries)
+        if not any(entry.kind == "checkpoint" for commit in batch for entry in commit.entries):
+            return await super().commit(batch)
+        self.seen += 1
         fate = self.fates.get(self.seen)
         if fate != "lost":
             replies = await super().commit(batch)
@@ -73,6 +75,48 @@ async def test_what_was_written_unheard_is_gone_on_from_as_it_stands(
         assert await rt.run(flow, id="r1") == expected
         done = [event async for event in rt.events("r1") if event.type == "step_completed"]
         assert len(done) == 8
+
+
+@pytest.mark.parametrize(
+    "fates",
+    [
+        {2: "unheard"},
+        {2: "unheard", 3: "lost"},
+        {2: "unheard", 3: "unheard"},
+        {3: "unheard", 4: "lost", 5: "lost"},
+        {2: "lost", 3: "unheard", 5: "unheard"},
+    ],
+)
+async def test_what_was_written_unheard_is_not_appended_to_a_transcript_again(
+    make_runtime: MakeRuntime, make_store: MakeStore, fates: dict[int, str]
+) -> None:
+    def search(n: int) -> str:
+        return f"found {n}"
+
+    model = ScriptedModel([*(wants("search", id=f"c{n}", n=n) for n in range(6)), "done"])
+    agent = Agent("unsure", model, [search], policy=CheckpointPolicy(on_save_error="warn"))
+    async with make_runtime(UnsureStore(make_store(), fates)) as rt:
+        live = await rt.run(agent, "go", id="r1")
+    async with make_runtime() as rt:
+        stored = await rt.load("r1")
+        assert stored is not None
+        assert stored.state == live
+        assert [problem async for problem in rt.doctor()] == []
+
+
+@pytest.mark.parametrize("fates", [{1: "unheard", 2: "lost"}, {1: "unheard", 2: "lost", 3: "unheard", 4: "lost"}])
+async def test_a_step_that_was_saved_unheard_is_told_of_once(
+    make_runtime: MakeRuntime, make_store: MakeStore, fates: dict[int, str]
+) -> None:
+    shown: list[Event] = []
+    names = [f"step {number}" for number in range(8)]
+    steps = [step(name=name)(lambda state: None) for name in names]
+    flow = Pipeline("told", steps, policy=CheckpointPolicy(on_save_error="warn"))
+    async with make_runtime(UnsureStore(make_store(), fates), on_event=shown.append) as rt:
+        await rt.run(flow, {}, id="r1")
+        stored = [event async for event in rt.events("r1")]
+    for told in (stored, shown):
+        assert [event.step for event in told if event.type == "step_completed"] == names
 
 
 async def test_what_the_caller_does_to_a_raw_state_after_the_fork_changes_nothing(make_runtime: MakeRuntime) -> None:

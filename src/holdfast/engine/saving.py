@@ -83,6 +83,8 @@ class Saving:
     async def save(self, taken: StepTaken) -> None:
         """Commit what is not saved yet, after the step `taken`. What ends the run is saved with its end."""
         self.due = None
+        if self._writer.settled:
+            self._leave_out_settled()
         try:
             progress = Progress(self.tree, self.cursor, self._unsaved, self._change)
             if self._retention is None and self._host.begun_journal is None:
@@ -163,7 +165,16 @@ class Saving:
         floor = self._retention.floor(upcoming, self._around.clock.now())
         return {} if floor in (None, self._writer.floor) else {"floor": floor}
 
+    def _leave_out_settled(self) -> None:
+        """What was saved after all by a commit that was said to have failed is not saved a second time."""
+        settled, self._writer.settled = self._writer.settled, 0
+        self._unsaved = self._unsaved[settled:]
+        self._shown = max(self._shown - settled, 0)
+        self._change = None  # it began before that commit
+
     def _progress(self, *, always: bool = False) -> Progress | None:
+        if self._writer.settled:
+            self._leave_out_settled()
         return Progress(self.tree, self.cursor, self._unsaved, self._change) if self._unsaved or always else None
 
     def _carried(self, extra: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -184,6 +195,8 @@ class Saving:
 
     def _wrote(self, *, saved: bool) -> None:
         shown_already = 0
+        if self._writer.settled:
+            self._leave_out_settled()
         if saved:
             shown_already, self._shown = self._shown, 0
             self._unsaved = []

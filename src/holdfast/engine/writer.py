@@ -50,6 +50,8 @@ class RunWriter:
     """What of the head has changed already and travels with it too."""
     written: Sequence[Entry]
     """The entries of the last commit."""
+    settled: int
+    """How many steps a commit that was in doubt has turned out to have saved, for whoever takes them for unsaved."""
     closed: bool
     """Nothing more is written from here."""
     given_up: bool
@@ -68,7 +70,7 @@ class RunWriter:
         self.status, self.attempt, self.seq, self.floor = head.status, head.attempt, head.seq, head.floor
         self.started_at, self._waited = head.started_at, head.waiting_for is not None
         self.marks_due, self.pending, self.written, self._in_doubt = (), (), (), ()
-        self.branch, self.checkpoint_seq, self.beside = 0, 0, 0
+        self.branch, self.checkpoint_seq, self.beside, self.settled = 0, 0, 0, 0
         self.heard_at = committer.loop.time() - _EARLIER
         self.said, self.fields_due, self.closed, self.given_up = None, None, False, False
         self.tree: Tree = None
@@ -203,6 +205,8 @@ class RunWriter:
         if landed is None:
             raise await self._lose()
         self._count(landed)
+        if landed.progress is not None:
+            self.settled += len(landed.progress.steps)
         if progress is None or landed.progress is None:
             return progress
         return Progress(progress.tree, progress.cursor, progress.steps[len(landed.progress.steps) :])
