@@ -76,6 +76,21 @@ async def test_where_that_cannot_be_the_first_of_many_runs_is_looked_for_alone()
         assert store.reads == 1
 
 
+async def test_a_first_run_that_is_there_though_its_commit_failed_goes_on_as_the_one_that_was_asked_for() -> None:
+    class Unsure(Counting):
+        def try_commit(self, batch: Sequence[Commit], *how: Any) -> list[Reply] | None:
+            replies = super().try_commit(batch, *how)
+            if how:
+                raise StoreUnavailableError("the flush failed, and was done all the same")
+            return replies
+
+    async with Runtime(Unsure()) as rt:
+        starts = [rt.start(DOUBLE, {"n": n}, id=f"run-{n % 3}") for n in range(4)]
+        *handles, refused = await asyncio.gather(*starts, return_exceptions=True)
+        assert [await handle.result() for handle in handles] == [{"n": 0}, {"n": 2}, {"n": 4}]
+        assert isinstance(refused, RunExistsError)
+
+
 @pytest.mark.parametrize("brings_it", [True, False])
 async def test_an_owner_is_alive_in_the_store_as_soon_as_its_first_run_is_there(brings_it: bool) -> None:
     class Watching(MemoryStore):

@@ -13,10 +13,10 @@ from contextlib import suppress
 
 from holdfast.engine.ownership import Ownership
 from holdfast.errors import StoreError
-from holdfast.model import Commit, Refusal, Reply
+from holdfast.model import Commit, Head, Refusal, Reply
 from holdfast.store.base import Store
 
-_EXISTS = Reply(Refusal.EXISTS)
+_EXISTS, _OURS = Reply(Refusal.EXISTS), Reply()
 _LARGE = 256 * 1024
 
 
@@ -64,16 +64,24 @@ class Introducing:
         runs = [commit.run for commit in batch if commit.create is not None]
         # Where the first one is new, mostly all are, and the store itself tells of those that are not.
         there = await self._there(runs[:1]) and await self._there(runs)
-        new = [commit for commit in batch if commit.run not in there]
-        if not new:
-            return [_EXISTS] * len(batch)
-        if any(map(_needs_its_owner, new)):
+        known = [_known(commit, there.get(commit.run)) for commit in batch]
+        new = [commit for commit, reply in zip(batch, known, strict=True) if reply is None]
+        if any(map(_needs_its_owner, new)) or _OURS in known:
             await self._ownership.begin()
-        replies = iter((self.commit_now(new[0]) if len(new) == 1 else None) or await self._store.commit(new))
-        return [_EXISTS if commit.run in there else next(replies) for commit in batch]
+        replies = iter(list[Reply]())
+        if new:
+            replies = iter((self.commit_now(new[0]) if len(new) == 1 else None) or await self._store.commit(new))
+        return [reply or next(replies) for reply in known]
 
-    async def _there(self, runs: Sequence[str]) -> set[str]:
-        return {head.id for head in await self._store.read_heads(runs) if head is not None}
+    async def _there(self, runs: Sequence[str]) -> dict[str, Head]:
+        return {head.id: head for head in await self._store.read_heads(runs) if head is not None}
+
+
+def _known(commit: Commit, head: Head | None) -> Reply | None:
+    """The reply to a commit whose run is there: it may have brought it in itself, and been said to have failed."""
+    if head is None:
+        return None
+    return _OURS if commit.create is not None and commit.create.info == head.info else _EXISTS
 
 
 def _needs_its_owner(commit: Commit) -> bool:
