@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -28,7 +29,9 @@ from holdfast.store.sqlite.wal import WalKeeper
 
 T = TypeVar("T")
 
+_MOMENT = 0.002
 BUSY_MS = 10_000  # well within the default lease, so that a heartbeat gives up before others take over
+_creating = threading.Lock()  # closing a file takes away the locks that SQLite has on it anywhere in this process
 _inherited: list[object] = []  # kept so that a forked child never closes its parent's connections
 
 _OPTIONS = (
@@ -83,6 +86,26 @@ def check_path(path: Path) -> None:
         raise StoreDamagedError(None, None, f"{path} is empty but was a store once; put a copy back or remove it")
 
 
+def _renew_lock() -> None:
+    global _creating
+    _creating = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)  # the thread that holds it is not there any more
+
+
+def _enter_wal(connection: apsw.Connection) -> object:
+    """The journal mode that the file then has. SQLite does not wait by itself for others who do the same just now."""
+    until = time.monotonic() + BUSY_MS / 1000
+    while True:
+        try:
+            return connection.pragma("journal_mode", "wal")
+        except apsw.BusyError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_MOMENT)
+
+
 def _file_at(path: Path) -> tuple[int, int] | None:
     try:
         found = os.lstat(path)
@@ -111,8 +134,9 @@ class Connections:
         check_path(path)
         try:
             with translated(path):
-                if not path.exists():
-                    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+                with _creating:
+                    if not path.exists():
+                        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
                 self.write_connection = self._connect()
                 self._prepare(self.write_connection)
                 # Not before it was written: an overlay file system gives it another number then.
@@ -128,7 +152,7 @@ class Connections:
         if new:
             connection.pragma("page_size", PAGE_BYTES)
         fault("open.before")
-        if connection.pragma("journal_mode", "wal") != "wal":
+        if _enter_wal(connection) != "wal":
             raise StoreUnavailableError(f"{self.path}: this file system does not support SQLite's WAL mode")
         fault("open.after")
         connection.wal_autocheckpoint(0)

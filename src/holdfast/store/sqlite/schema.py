@@ -90,15 +90,17 @@ MIGRATIONS: list[str] = [
 
 def version(connection: apsw.Connection) -> int:
     """The schema version of the open file. Raises for a newer one and for another program's file."""
-    found = int(connection.pragma("user_version"))
+    with connection:  # all of it as it was at one moment: somebody may be making the file right now
+        found = int(connection.pragma("user_version"))
+        foreign = connection.pragma("application_id") != APPLICATION_ID
+        used = connection.execute("select 1 from sqlite_schema limit 1").get
+        hostile = connection.execute("select name from sqlite_schema where type in ('trigger', 'view')").get
     if found > len(MIGRATIONS):
         raise StoreVersionError(found, len(MIGRATIONS))
-    foreign = connection.pragma("application_id") != APPLICATION_ID
-    if foreign and (found or connection.execute("select 1 from sqlite_schema limit 1").get):
+    if foreign and (found or used):
         raise UsageError(
             f"{connection.filename} is a database of another program, and is left as it is: name another file"
         )
-    hostile = connection.execute("select name from sqlite_schema where type in ('trigger', 'view')").get
     if hostile:
         raise StoreDamagedError(None, None, f"its schema has been changed ({hostile!r} is not ours)")
     return found
