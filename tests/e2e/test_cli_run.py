@@ -128,10 +128,14 @@ def test_a_fork_with_the_program_goes_on_here(cli: Any) -> None:
     assert cli.json("show", "r1")["run"]["status"] == "completed"
 
 
-def test_a_fork_whose_state_does_not_fit_is_refused_before_it_exists(cli: Any) -> None:
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [('{"no_such_field": 1}', 6), ('{"topic": 7, "done": []}', 2), ('{"topic": "x", "done": 5}', 2), ("5", 2)],
+)
+def test_a_fork_whose_state_does_not_fit_is_refused_before_it_exists(cli: Any, state: str, code: int) -> None:
     cli.run_r1()
-    done = cli("fork", "r1@2", "--id", "r2", "--state", '{"no_such_field": 1}', "--app", "app.py")
-    assert done.returncode == 6
+    done = cli("fork", "r1@2", "--id", "r2", "--state", state, "--app", "app.py")
+    assert done.returncode == code
     assert cli("show", "r2").returncode == 6
 
 

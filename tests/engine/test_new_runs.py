@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 
 from holdfast import Graph, Pipeline, Runtime, Team, flow, step
@@ -224,6 +226,58 @@ async def test_a_fork_takes_a_state_of_the_type_that_a_step_has_made(make_runtim
     async with make_runtime() as rt:
         await rt.run(made, Tally(1), id="r1")
         assert await (await rt.fork("r1@3", state="many")).result() == "MANY"
+
+
+@dataclass
+class Bill:
+    amount: float
+    due: datetime | None = None
+    parts: list[Tally] = field(default_factory=list)
+
+
+class StrictBill(pydantic.BaseModel):
+    amount: float = pydantic.Field(gt=0)
+
+
+class Own:
+    """What only the program knows how to make."""
+
+
+@dataclass
+class OwnBill:
+    amount: float
+    own: Own | None = None
+
+
+@pytest.mark.parametrize(
+    ("bill", "fields", "wrong"),
+    [
+        (Bill(1.0, datetime(2026, 1, 2, tzinfo=UTC), [Tally(1)]), {"amount": 2.0}, {"amount": "2"}),
+        (Bill(1.0), {"parts": []}, {"parts": [5]}),
+        (StrictBill(amount=1.0), {"amount": 2.0}, {"amount": -1.0}),
+        (OwnBill(1.0), {"amount": 2.0}, None),
+    ],
+)
+async def test_a_state_that_was_written_down_by_hand_has_fields_of_their_types(
+    make_runtime: MakeRuntime, bill: Any, fields: dict[str, Any], wrong: dict[str, Any] | None
+) -> None:
+    made = Pipeline("paid", [lambda bill: bill, lambda bill: bill], state=type(bill))
+    async with make_runtime() as rt:
+        rt.register(Tally)
+        await rt.run(made, bill, id="r1")
+        checkpoint = await rt.load("r1@2", raw=True)
+        assert checkpoint is not None
+        typed: Any = checkpoint.state
+
+        def with_fields(changed: dict[str, Any]) -> dict[str, Any]:
+            return {**typed, "v": {**typed["v"], **changed}}
+
+        forked = await rt.fork("r1@2", state=with_fields(fields), raw=True)
+        assert vars(await forked.result()) == {**vars(bill), **fields}
+        if wrong is not None:
+            with pytest.raises(UsageError, match="does not fit"):
+                await rt.fork("r1@2", id="r2", state=with_fields(wrong), raw=True)
+            assert await rt.get("r2") is None
 
 
 async def test_a_handle_of_a_run_that_has_ended_here_gives_its_result_without_reading_its_log() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import End, Goto, Handover, Pipeline, Runtime, Team, Terminate
+from holdfast import End, Goto, Handover, Pipeline, Runtime, Team, Terminate, step
 from holdfast.errors import RunFailedError, RunInterruptedError, UsageError
 from holdfast.store.memory import MemoryStore
 
@@ -20,6 +20,14 @@ def keep(state: Any) -> None:
 async def test_the_blocking_call_says_what_to_use_inside_a_running_loop() -> None:
     with pytest.raises(UsageError, match=r"blocking\.Runtime"):
         holdfast.run(Pipeline("p", [keep]), {}, store="memory:")
+
+
+@pytest.mark.parametrize("given", [keep, [keep], step(keep), "p", None], ids=ascii)
+async def test_what_is_no_flow_is_refused_with_what_to_make_of_it(given: Any) -> None:
+    async with Runtime("memory:") as rt:
+        for begin in (rt.run, rt.start):
+            with pytest.raises(UsageError, match=r"is no flow\. Make one of it: @holdfast\.flow .* or Pipeline"):
+                await begin(given, {})
 
 
 async def test_a_failure_carries_the_error_of_the_step_where_it_happened() -> None:

@@ -73,6 +73,9 @@ NO_STORES: dict[Any, str] = {
     "file:\ud800": r"ud800' has a character that no name",
     "sqlite::memory:": "Write memory: to keep runs in memory",
     ":memory:": "Use .* or memory:",
+    "sqlite:///a.db": "Write sqlite:a.db for the one below this folder, sqlite:/a.db for the one below /",
+    "sqlite:////tmp/a.db": "sqlite:/tmp/a.db for the one below /",
+    "sqlite:file:a.db?mode=ro": "has a URI where a file's name belongs",
     "memory": "'memory' is a kind of store.*or memory:; for a file of that name, sqlite:memory",
     "redis": "'redis' is a kind of store.*redis://HOST",
 }

@@ -27,7 +27,7 @@ class Registry:
         Raises UsageError for anything else, and when two different types or exceptions have the same name.
         """
         for item in items:
-            if hasattr(item, "advance") and hasattr(item, "next_step"):
+            if _is_flow(item):
                 self.add(item)
             elif isinstance(item, type) and issubclass(item, BaseException):
                 self._add_failure(item)
@@ -52,11 +52,16 @@ class Registry:
     def add(self, flow: Flow[Any]) -> None:
         """Register one flow with those that it runs as children; nothing happens when it is known.
 
-        Raises UsageError for a flow that is declared wrong.
+        Raises UsageError for a flow that is declared wrong, and for what is none.
         """
-        known = self._flows.get(flow.name)
+        known = self._flows.get(getattr(flow, "name", None))  # type: ignore[arg-type]
         if known is not None and known[0] is flow:
             return
+        if not _is_flow(flow):
+            raise UsageError(
+                f"{flow!a:.200} is no flow. Make one of it: @holdfast.flow over a function that makes journaled calls, "
+                f"or Pipeline('name', [...]) of its steps"
+            )
         # All are looked at before one is added: what is declared wrong leaves nothing behind.
         family = _family(flow)
         for one in family:
@@ -108,3 +113,7 @@ def _family(flow: Flow[Any]) -> list[Flow[Any]]:
                 f"name: give one of them another."
             )
     return list(found.values())
+
+
+def _is_flow(item: object) -> bool:
+    return hasattr(item, "advance") and hasattr(item, "next_step")

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core.codec import dumps, loads
+from holdfast.core.codec import Tree, dumps, loads
 from holdfast.core.history import Point, Signal, position_of
 from holdfast.core.ids import check_id, new_id, parse_ref
 from holdfast.core.journal import Journal
@@ -41,6 +41,7 @@ from holdfast.errors import (
     VerbRefusedError,
 )
 from holdfast.flows.base import Flow
+from holdfast.flows.input import check_fields
 from holdfast.model import Claim, Head, Kind, Mail, RunStatus
 
 MISSING: Any = object()
@@ -145,11 +146,7 @@ class Verbs:
         info = msgspec.json.decode(head.info, type=Info)
         tree, digest, carried = point.tree, info.digest, point.carried
         if state is not MISSING:
-            codec = engine.registry.codec(head.flow)
-            if raw and engine.registry.has(head.flow):
-                codec.decode(state)  # what the flow could not load is refused before anything is written
-            # A copy: what the caller does to it later must not change what the next change is reckoned from.
-            tree = loads(dumps(state)) if raw else codec.encode(self._fitted(head.flow, state, codec.decode(tree)))
+            tree = self._tree_of(head.flow, state, tree, raw=raw)
             digest = digest_of(tree)
             carried.pop("result", None)  # which another state came to
         new_head, writer = await engine.creating.create(
@@ -170,6 +167,15 @@ class Verbs:
         with engine.custody.giving_up(writer):
             await writer.release()
         return new_head, None
+
+    def _tree_of(self, flow: str, state: Any, before: Tree, *, raw: bool) -> Tree:
+        """What is stored of a state that a user gives in the place of the one before; a `raw` one is a tree itself."""
+        if raw and not self._engine.registry.has(flow):
+            return loads(dumps(state))  # a copy: it remains the caller's
+        codec = self._engine.registry.codec(flow)
+        if raw:
+            check_fields(state := codec.decode(state))
+        return codec.encode(self._fitted(flow, state, codec.decode(before)))
 
     def _fitted(self, flow: str, state: Any, before: Any) -> Any:
         """A state that a user gives, as the flow takes it in the place of the one before."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from holdfast.errors import UsageError
+
+_ITSELF = (bytes, bytearray, datetime, date, time, timedelta, Decimal, UUID)
 
 
 def fit_input(declared: Any, value: Any) -> Any:
@@ -32,6 +37,23 @@ def fit_input(declared: Any, value: Any) -> Any:
 def fit_state(declared: Any, state: Any, before: Any) -> Any:
     """The state in the place of the one before: a step may have made that of another type than is declared."""
     return state if type(state) is type(before) else fit_input(declared, state)
+
+
+def check_fields(value: Any) -> None:
+    """Raises UsageError when a field of a value that was written down by hand is not of its declared type."""
+    kind = type(value)
+    validate = getattr(kind, "model_validate", None)
+    if validate is None and not _has_fields(kind):
+        return
+    try:
+        if validate is not None:
+            validate(dict(vars(value)))
+        else:
+            msgspec.convert(msgspec.to_builtins(value, builtin_types=_ITSELF), kind)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UsageError(f"the state does not fit {kind.__name__}: {error}") from error
+    except TypeError:
+        return  # it has parts that only the program knows how to make
 
 
 def _has_fields(declared: Any) -> bool:

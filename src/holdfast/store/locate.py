@@ -52,7 +52,7 @@ def locate(
     if scheme in ("redis", "rediss", "unix") and colon:
         return _redis(text, create)
     if scheme == "sqlite" and colon:
-        text = _path(rest, text)
+        text = _database(rest, text)
         if text == ":memory:":
             raise UsageError("SQLite's :memory: is a database of one connection. Write memory: to keep runs in memory.")
     elif isinstance(where, str) and text in _SCHEMES:
@@ -120,6 +120,19 @@ def default_location(*, create: bool = True) -> str:
     if create:
         Path(DEFAULT).parent.mkdir(mode=0o700, exist_ok=True)
     return f"sqlite:{DEFAULT}"
+
+
+def _database(rest: str, text: str) -> str:
+    """The file that is named. What is another one, or the same with options, to other programs is refused."""
+    path = rest.lstrip("/")
+    if rest.startswith("//") and path:
+        raise UsageError(
+            f"{_shown(text)} is one file to some programs and another one to others. Write sqlite:{path} for the one "
+            f"below this folder, sqlite:/{path} for the one below /"
+        )
+    if rest.startswith("file:"):
+        raise UsageError(f"{_shown(text)} has a URI where a file's name belongs. Write sqlite:runs.db")
+    return _path(rest, text)
 
 
 def _path(rest: str, text: str) -> str:
