@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pydantic
 import pytest
 
@@ -233,6 +234,21 @@ class Bill:
     amount: float
     due: datetime | None = None
     parts: list[Tally] = field(default_factory=list)
+
+
+@attrs.define
+class Owed:
+    amount: float = 0.0
+
+
+@pytest.mark.parametrize("declared", [Bill, Owed])
+async def test_a_field_that_the_state_does_not_have_is_refused_and_not_left_out(
+    make_runtime: MakeRuntime, declared: type
+) -> None:
+    async with make_runtime() as rt:
+        with pytest.raises(UsageError, match="it has no field 'amuont', only "):
+            await rt.run(Pipeline("owed", [lambda state: state], state=declared), {"amuont": 5.0}, id="r1")
+        assert await rt.get("r1") is None
 
 
 class StrictBill(pydantic.BaseModel):

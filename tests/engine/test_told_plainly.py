@@ -22,7 +22,7 @@ async def test_the_blocking_call_says_what_to_use_inside_a_running_loop() -> Non
         holdfast.run(Pipeline("p", [keep]), {}, store="memory:")
 
 
-@pytest.mark.parametrize("given", [keep, [keep], step(keep), "p", None], ids=ascii)
+@pytest.mark.parametrize("given", [keep, [keep], step(keep), "p", None], ids=["def", "list", "step", "name", "None"])
 async def test_what_is_no_flow_is_refused_with_what_to_make_of_it(given: Any) -> None:
     async with Runtime("memory:") as rt:
         for begin in (rt.run, rt.start):

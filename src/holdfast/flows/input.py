@@ -28,6 +28,8 @@ def fit_input(declared: Any, value: Any) -> Any:
             return validate({} if value is None else value)
         if value is None and _has_fields(declared):
             return declared()
+        if isinstance(value, dict):
+            _refuse_unknown(declared, value)
         return msgspec.convert(value, declared)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
         name = getattr(declared, "__name__", declared)
@@ -54,6 +56,20 @@ def check_fields(value: Any) -> None:
         raise UsageError(f"the state does not fit {kind.__name__}: {error}") from error
     except TypeError:
         return  # it has parts that only the program knows how to make
+
+
+def _refuse_unknown(declared: Any, value: dict[Any, Any]) -> None:
+    """Raises ValueError for a field that the class does not have: left out without a word, its default would be taken.
+
+    Structs and models say themselves what is to become of such fields.
+    """
+    if dataclasses.is_dataclass(declared):
+        names = [field.name for field in dataclasses.fields(declared)]
+    else:
+        names = [attribute.name for attribute in getattr(declared, "__attrs_attrs__", ())]
+    unknown = [key for key in value if key not in names]
+    if names and unknown:
+        raise ValueError(f"it has no field {unknown[0]!r}, only {', '.join(names)}")
 
 
 def _has_fields(declared: Any) -> bool:
