@@ -136,7 +136,25 @@ def test_a_fork_whose_state_does_not_fit_is_refused_before_it_exists(cli: Any, s
     cli.run_r1()
     done = cli("fork", "r1@2", "--id", "r2", "--state", state, "--app", "app.py")
     assert done.returncode == code
+    assert ("Report has no field 'no_such_field' (it has: topic, done)" in done.stderr) == (code == 6)
     assert cli("show", "r2").returncode == 6
+
+
+def test_a_program_whose_types_do_not_fit_a_run_leaves_it_to_one_that_does(cli: Any) -> None:
+    cli.kill(cli.start_r1(stop_in="analyze"))
+    fits = (cli.folder / "app.py").read_text()
+    (cli.folder / "app.py").write_text(fits.replace("topic: str\n", "topic: str\n    lang: str\n"))
+    for command in (["resume", "r1", "--app", "app.py"], ["run", "app.py:report", "--id", "r1"]):
+        for _ in range(3):
+            done = cli(*command)
+            assert done.returncode == 6
+            (line,) = [line for line in done.stderr.splitlines() if line.startswith("holdfast: ")]
+            assert "Report was stored without its field 'lang'. Give the field a default" in line
+            assert line.endswith("Run r1 is unchanged")
+    assert cli.json("show", "r1")["run"]["status"] == "interrupted"
+    (cli.folder / "app.py").write_text(fits)
+    assert cli("resume", "r1", "--app", "app.py").returncode == 0
+    assert cli.ledger == ["search", "analyze", "analyze", "write"]
 
 
 def test_ctrl_c_lets_the_step_finish_and_hands_the_run_back(cli: Any) -> None:

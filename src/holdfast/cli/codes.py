@@ -52,7 +52,7 @@ MEANING: dict[Exit, str] = {
     Exit.WAITING: "the run waits for something from outside",
     Exit.CANCELLED: "the run was cancelled",
     Exit.REFUSED: "refused, nothing changed: not found, owned by a live process, not allowed by its status, an answer "
-    "that does not fit",
+    "or a program that does not fit",
     Exit.STORE: "the store is not there, cannot be read or written, or is damaged",
     Exit.OUTPUT: "the output could not be written; what was asked for was done",
     Exit.BUG: "a bug in Holdfast; HOLDFAST_DEBUG=1 shows the traceback",

@@ -73,10 +73,11 @@ class Codec:
         except RuntimeError as error:  # A dict or set changed its size while it was read.
             raise NotStorableError(path, f"was changed while it was being stored: {error}") from error
 
-    def decode(self, tree: Tree, *, path: str = "state", plain: bool = False) -> Any:
+    def decode(self, tree: Tree, *, path: str = "state", plain: bool = False, typed: bool = False) -> Any:
         """The value of a tree, in containers of its own: changing it changes no tree.
 
-        `plain` says that the tree holds no marks, which saves looking for them: see `may_hold_marks`.
+        `plain` says that the tree holds no marks, which saves looking for them: see `may_hold_marks`. `typed` says that
+        it does not come from a store: somebody has just typed it, and is told so when it does not fit.
 
         Raises NotLoadableError, which names the path from `path` on, when the tree is damaged or does
         not fit the declared types, and never another exception.
@@ -84,7 +85,8 @@ class Codec:
         try:
             return msgspec.to_builtins(tree) if plain else self._decoder.value(tree)
         except Problem as problem:
-            raise NotLoadableError(problem.path(path), problem.problem) from problem.__cause__
+            told = problem.typed if typed else problem.problem
+            raise NotLoadableError(problem.path(path), told) from problem.__cause__
         except RecursionError:
             raise NotLoadableError(path, "is nested too deeply for the stack that is left here") from None
 

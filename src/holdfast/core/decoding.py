@@ -120,10 +120,15 @@ class Decoder:
             raise Problem(
                 f"was stored as {shown(name)}, a type that this program does not declare. Pass it to the flow "
                 f"(state=...), annotate the step's return type with it, or call rt.register(...); "
-                f"if it was renamed, go back to the old name"
+                f"if it was renamed, go back to the old name",
+                typed=f"names the type {shown(name)}, which this program does not declare (it has: "
+                f"{', '.join(self._registry.by_name) or 'none'})",
             )
         if shape.kind != mark[MARK]:
-            raise Problem(f"was stored as {name} when that was of the kind {mark[MARK]!r}; now it is {shape.kind!r}")
+            raise Problem(
+                f"was stored as {name} when that was of the kind {mark[MARK]!r}; now it is {shape.kind!r}",
+                typed=f"names {name} as of the kind {mark[MARK]!r}, but it is {shape.kind!r}",
+            )
         parts = {}
         for key, tree in mark.items():
             if key in _PARTS:

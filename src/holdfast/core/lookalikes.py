@@ -68,10 +68,16 @@ class Model(Attributes):
         private = part(parts, "private") if "private" in parts else {}
         for name in extra:
             if not self._allows_extra or type(name) is not str:
-                raise Problem(f"{self.name} was stored with an extra field {shown(name)}, which it no longer allows")
+                raise Problem(
+                    f"{self.name} was stored with an extra field {shown(name)}, which it no longer allows",
+                    typed=f"{self.name} allows no extra field {shown(name)}",
+                )
         for name in private:
             if name not in self._private:
-                raise Problem(f"{self.name} was stored with a private attribute {shown(name)} that it no longer has")
+                raise Problem(
+                    f"{self.name} was stored with a private attribute {shown(name)} that it no longer has",
+                    typed=f"{self.name} has no private attribute {shown(name)}",
+                )
         given = set(parts["set"]) if "set" in parts else {*stored, *extra}
         fields = self.complete(stored)
         value: Any = object.__new__(self.cls)

@@ -107,14 +107,16 @@ class Attributes(Shape):
             if name not in self.known:
                 raise Problem(
                     f"{self.name} was stored with a field {shown(name)} that it no longer has. "
-                    f"Put the field back, or fork the run with a state that fits"
+                    f"Put the field back, or fork the run with a state that fits",
+                    typed=f"{self.name} has no field {shown(name)} (it has: {', '.join(self.names)})",
                 )
         for name in self.names:
             if name not in fields:
                 if name not in self._defaults:
                     raise Problem(
                         f"{self.name} was stored without its field {name!r}. "
-                        f"Give the field a default, or fork the run with a state that fits"
+                        f"Give the field a default, or fork the run with a state that fits",
+                        typed=f"{self.name} has a field {name!r} without a default, which is not given",
                     )
                 fields[name] = self._defaults[name](fields)
         return fields
@@ -178,7 +180,8 @@ class Enum(Shape):
         if type(name) is not str or name not in self._members():
             raise Problem(
                 f"{self.name} no longer has the member {shown(name)}. "
-                f"Put it back, or fork the run with a state that fits"
+                f"Put it back, or fork the run with a state that fits",
+                typed=f"{self.name} has no member {shown(name)} (it has: {', '.join(self._members())})",
             )
         return self._members()[name]
 
@@ -201,7 +204,10 @@ class Flag(Shape):
         except ValueError:
             value = None
         if type(value) is not self.cls:
-            raise Problem(f"{self.name} no longer has all the flags in {shown(bits)}. Put them back")
+            raise Problem(
+                f"{self.name} no longer has all the flags in {shown(bits)}. Put them back",
+                typed=f"{self.name} does not have all the flags in {shown(bits)}",
+            )
         return value
 
 

@@ -13,9 +13,10 @@ _ENDS = 4
 class Problem(Exception):
     """Something that cannot be stored or built, with the way to it, innermost step first."""
 
-    def __init__(self, problem: str) -> None:
+    def __init__(self, problem: str, typed: str | None = None) -> None:
+        """`typed` says it of a tree that nobody has stored yet, because a person has just typed it."""
         super().__init__(problem)
-        self.problem = problem
+        self.problem, self.typed = problem, typed or problem
         self.trail: list[str] = []
 
     def path(self, root: str) -> str:

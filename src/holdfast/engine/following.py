@@ -24,6 +24,7 @@ from holdfast.engine.waking import Waker
 from holdfast.errors import (
     HoldfastError,
     InputChangedError,
+    NotLoadableError,
     RunExistsError,
     RunInterruptedError,
     RunOwnedError,
@@ -190,7 +191,7 @@ class Following:
                     return
                 try:
                     await self._verbs.take(head.id)
-                except StoreDamagedError as error:
+                except (StoreDamagedError, NotLoadableError) as error:
                     self._recovery.refuse(head, error)
                 except HoldfastError:
                     pass  # somebody else was quicker, or it cannot be gone on with: whoever follows it finds out

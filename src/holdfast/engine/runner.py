@@ -35,6 +35,7 @@ from holdfast.engine.waits import Waits
 from holdfast.engine.writer import RunWriter
 from holdfast.errors import (
     HoldfastError,
+    NotLoadableError,
     OwnershipLostError,
     StepMissingError,
     StoreDamagedError,
@@ -51,6 +52,13 @@ class _Cut(Exception):
 
 class _LetGo(Exception):
     """The step under way does nothing but wait: the run is let go."""
+
+
+class _Unfit(Exception):
+    """What is stored does not fit the types of the program: no step has failed, and one that fits can go on."""
+
+    def __init__(self, error: NotLoadableError) -> None:
+        self.error = error
 
 
 class Runner:
@@ -137,6 +145,9 @@ class Runner:
         except StepMissingError as error:
             await leaving.stopped(self)
             return Outcome(error=error)
+        except _Unfit as unfit:
+            await leaving.stopped(self)
+            return Outcome(error=unfit.error)
         except (OwnershipLostError, StoreError) as error:
             self.writer.closed = True
             return Outcome(error=error)
@@ -168,6 +179,8 @@ class Runner:
             except _LetGo:
                 assert self._waits is not None
                 return await leaving.let_go(self, self._waits)
+            except _Unfit:
+                raise
             except HoldfastError as unwritten:
                 if unwritten is self._verdict:
                     raise
@@ -193,7 +206,7 @@ class Runner:
     ) -> tuple[dict[str, Any], Tree, list[Any] | None]:
         """One call of the step, on a copy of the state that only this attempt sees: where it leads to."""
         saving, host, task = self.saving, self.host, self._task
-        position = Position(saving.tree if self._raw_state else self._copy(), cursor)
+        position = Position(saving.tree if self._raw_state else self._copy_for_step(), cursor)
         number: int = cursor["step"]
         self._verdict = None
         self.scope = scope = StepScope(host, number, self.around.loop)
@@ -266,6 +279,13 @@ class Runner:
         """The state in containers of its own. What was saved and held no marks is not searched for them."""
         plain = self.saving.tree is self.writer.tree and self.writer.segment.plain
         return self._codec.decode(self.saving.tree, plain=plain)
+
+    def _copy_for_step(self) -> Any:
+        """The same for a step that is about to begin: one that cannot be given its state has not failed."""
+        try:
+            return self._copy()
+        except NotLoadableError as error:
+            raise _Unfit(error) from error
 
     def _foreign_cancel(self) -> BaseException:
         """A CancelledError that this runtime did not ask for: the loop is ending, or it is the step's own doing."""

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core.history import failures_since, newest
+from holdfast.core.history import Point, failures_since, newest
 from holdfast.core.journal import Journal
 from holdfast.engine import leaving
 from holdfast.engine.inbox import check_mail
 from holdfast.engine.info import Info
 from holdfast.engine.live import LiveRun
 from holdfast.engine.writer import RunWriter
-from holdfast.errors import StoreDamagedError
+from holdfast.errors import NotLoadableError, StoreDamagedError
 from holdfast.model import Claim, Entry, Head, Kind, RunStatus
 
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
+
+
+_STOPS = ("cancel", "pause")
 
 
 class Taking:
@@ -26,16 +30,32 @@ class Taking:
     def __init__(self, engine: Engine, crash_limit: int) -> None:
         self._engine, self._crash_limit = engine, crash_limit
 
-    def writer(self, claim: Claim) -> RunWriter:
-        """What writes to a claimed run.
+    def writer(self, claim: Claim, overruled: Collection[int] = ()) -> RunWriter:
+        """What writes to a claimed run; mail that is `overruled` wants nothing of it.
 
-        Raises StoreDamagedError or ResultExpiredError when it cannot be gone on with.
+        Raises StoreDamagedError, ResultExpiredError or NotLoadableError when it cannot be gone on with.
         """
         _check_readable(claim)
         point, fold = newest(claim.head, claim.entries)
+        if not any(mail.kind in _STOPS and mail.id not in overruled for mail in claim.mail):  # those need no state
+            self.check_fits(claim.head, point)
         writer = RunWriter(self._engine.committer, self._engine.clock, claim.head, point)
         writer.beside, writer.pending = fold.beside, fold.pending
         return writer
+
+    def check_fits(self, head: Head, point: Point) -> None:
+        """Raise NotLoadableError when the types of the program do not fit the state that the next step is to get.
+
+        Found out here, before anything is written, it is no failure of that step, which never began: a program that
+        fits, as the one before it did, goes on with the run.
+        """
+        flow, codec = self._engine.registry.flow(head.id, head.flow)
+        if point.plain or point.cursor["next"] is None or getattr(flow, "raw_state", False):
+            return
+        try:
+            codec.decode(point.tree)
+        except NotLoadableError as error:
+            raise NotLoadableError(error.path, f"{error.problem}. Run {head.id} is unchanged") from error.__cause__
 
     async def take(self, claim: Claim, writer: RunWriter) -> LiveRun:
         """Drive a claimed run from its last checkpoint.
@@ -50,7 +70,7 @@ class Taking:
         engine, head, name = self._engine, claim.head, writer.cursor["next"]
         failures, retry_at = failures_since(head.id, claim.entries)
         begun = head.status != RunStatus.PENDING or head.started_at is not None
-        wanted = any(mail.kind in ("cancel", "pause") for mail in claim.mail)
+        wanted = any(mail.kind in _STOPS for mail in claim.mail)
         # Who waits for the next attempt kills nobody.
         to_blame = begun and not wanted and retry_at <= engine.clock.now()
         if to_blame and writer.attempt > self._crash_limit:

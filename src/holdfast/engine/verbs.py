@@ -34,6 +34,7 @@ from holdfast.engine.stopping import Stopping
 from holdfast.engine.writer import RunWriter
 from holdfast.errors import (
     HoldfastError,
+    NotLoadableError,
     RunNotFoundError,
     RunOwnedError,
     StepMissingError,
@@ -143,6 +144,8 @@ class Verbs:
         point, at = await self._reader.place(head, seq)
         if engine.registry.has(head.flow):
             self._check_step(source, engine.registry.flow(source, head.flow)[0], point.cursor)
+            if state is MISSING:
+                engine.taking.check_fits(head, point)
         info = msgspec.json.decode(head.info, type=Info)
         tree, digest, carried = point.tree, info.digest, point.carried
         if state is not MISSING:
@@ -174,15 +177,24 @@ class Verbs:
             return loads(dumps(state))  # a copy: it remains the caller's
         codec = self._engine.registry.codec(flow)
         if raw:
-            check_fields(state := codec.decode(state))
-        return codec.encode(self._fitted(flow, state, codec.decode(before)))
+            check_fields(state := codec.decode(state, typed=True))
+        return codec.encode(self._fitted(flow, state, before))
 
-    def _fitted(self, flow: str, state: Any, before: Any) -> Any:
+    def _fitted(self, name: str, state: Any, tree: Tree) -> Any:
         """A state that a user gives, as the flow takes it in the place of the one before."""
-        if not self._engine.registry.has(flow):
+        if not self._engine.registry.has(name):
             return state
-        fit = getattr(self._engine.registry.flow("", flow)[0], "fit_state", None)
-        return state if fit is None else fit(state, before)
+        flow, codec = self._engine.registry.flow("", name)
+        fit = getattr(flow, "fit_state", None)
+        if fit is None:
+            return state
+        try:
+            before = codec.decode(tree)
+        except NotLoadableError:  # which may be why another state is given
+            if getattr(flow, "raw_state", False):
+                raise  # it keeps what is not given of the one before
+            before = None
+        return fit(state, before)
 
     # Going on
 
@@ -195,8 +207,8 @@ class Verbs:
 
     async def _resume(self, run: str) -> LiveRun:
         claim = await self._claim("resume", run)
-        writer = await self._writer(claim)
         overruled = _overruled(claim)
+        writer = await self._writer(claim, overruled)
         if overruled or claim.head.status in (RunStatus.PAUSED, RunStatus.FAILED):
             # The caller is told that it goes on: that must outlive this process.
             with self._engine.custody.giving_up(writer):
@@ -224,7 +236,7 @@ class Verbs:
         run, seq = parse_ref(ref)
         head = await self.head(run)
         point, to = await self._reader.place(head, seq)
-        claim = await self._claim("rewind", run, next_step=point.cursor)
+        claim = await self._claim("rewind", run, to=point)
         # Where it stands now is no matter, and may be what is damaged.
         head = replace(claim.head, cursor=b"null")
         writer = RunWriter(self._engine.committer, self._engine.clock, head, None)
@@ -290,12 +302,14 @@ class Verbs:
             raise RunNotFoundError(run)
         return head
 
-    async def _claim(self, verb: str, run: str, next_step: dict[str, Any] | None = None) -> Claim:
+    async def _claim(self, verb: str, run: str, to: Point | None = None) -> Claim:
         """Claim a run in order to drive it, after everything that could forbid it has been looked at."""
         head = await self.head(run)
         self._permit(verb, head)
         flow, _ = self._engine.registry.flow(run, head.flow)
-        self._check_step(run, flow, next_step or position_of(head))
+        self._check_step(run, flow, position_of(head) if to is None else to.cursor)
+        if to is not None:
+            self._engine.taking.check_fits(head, to)
         live = self._engine.live.get(run)
         if live is not None and not live.runner.writer.given_up:
             raise RunOwnedError(run, head.owner)  # the store would let this process have it twice if its lease ran out
@@ -313,9 +327,9 @@ class Verbs:
         if cursor["next"] is not None and flow.next_step(cursor) is None:
             raise StepMissingError(run, flow.name, cursor["next"], flow.step_names)
 
-    async def _writer(self, claim: Claim) -> RunWriter:
+    async def _writer(self, claim: Claim, overruled: tuple[int, ...] = ()) -> RunWriter:
         try:
-            return self._engine.taking.writer(claim)
+            return self._engine.taking.writer(claim, overruled)
         except HoldfastError:
             await self._engine.custody.give_back(claim)
             raise

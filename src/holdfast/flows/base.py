@@ -41,7 +41,7 @@ class Position(msgspec.Struct, gc=False):
 
     A flow that says `takes_state = True` begins with its input as the state, made to fit what it declares: a dict of
     the fields is then the same input as the state that is made of it. One that has `fit_state(state, before)` makes
-    what a user gives in the place of a stored state fit likewise.
+    what a user gives in the place of a stored state fit likewise; `before` is None where the program does not fit that.
     """
 
     state: Any
