@@ -150,6 +150,11 @@ class Runtime:
         """Whether others can take at once what this process had, when it was last closed."""
         return self._opened is None or self._opened.signed_off
 
+    @property
+    def _time_left(self) -> float:
+        """How long its loop may still wait for what was begun on it, once it is closed."""
+        return self._grace if self._opened is None else self._opened.time_left
+
     def _now(self) -> Opened:
         """What it has now that it is open. Raises UsageError when it is not."""
         if self._opened is None or self._opened.over:

@@ -22,6 +22,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
 import holdfast.runtime as face
 from holdfast import handles
+from holdfast.blocking.loops import cancel, leave_behind
 from holdfast.engine.verbs import MISSING
 from holdfast.errors import UsageError
 from holdfast.flows.base import Flow
@@ -59,6 +60,8 @@ class Loop:
 
     def _run(self) -> None:
         self._loop.run_forever()
+        if left := asyncio.all_tasks(self._loop):
+            leave_behind(left, told=left)
         self._loop.close()
 
     @property
@@ -119,9 +122,7 @@ class Loop:
 
     async def _wind_up(self) -> None:
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
-            for task in others:
-                task.cancel()
-            await asyncio.wait(others, timeout=1.0)  # code of a step may refuse to be cancelled
+            await cancel(others)
         await self._loop.shutdown_asyncgens()
 
 

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar, Unpack
 
 import holdfast.runtime as face
+from holdfast.blocking.loops import run_on_own_loop
 from holdfast.blocking.signals import told_to_the_loop
 from holdfast.engine.verbs import MISSING
 from holdfast.errors import UsageError
@@ -42,7 +43,8 @@ def run(
             "holdfast.run blocks, and an event loop is running here (as in a notebook). Use `await rt.run(...)` inside "
             "`async with Runtime(...) as rt`, or holdfast.blocking.Runtime."
         )
-    return asyncio.run(run_with_signals(flow, input, id=id, store=store, metadata=metadata, **settings))
+    runtime = face.Runtime(store, **settings)
+    return run_on_own_loop(_run_with_signals(runtime, flow, input, id, metadata), runtime)
 
 
 def _on_a_loop() -> bool:
@@ -54,17 +56,9 @@ def _on_a_loop() -> bool:
     return True
 
 
-async def run_with_signals(
-    flow: Flow[R],
-    input: Any,
-    *,
-    id: str | None,
-    store: str | os.PathLike[str] | Store | None,
-    metadata: dict[str, Any] | None,
-    **settings: Unpack[face.Settings],
+async def _run_with_signals(
+    runtime: face.Runtime, flow: Flow[R], input: Any, id: str | None, metadata: dict[str, Any] | None
 ) -> R:
-    """What `run` does, on a loop of its own."""
-    runtime = face.Runtime(store, **settings)
     async with runtime, handing_back_on_signals(runtime, _say_what_happens):
         return await runtime.run(flow, input, id=id, metadata=metadata, until="settled")
 

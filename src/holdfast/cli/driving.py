@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from holdfast.blocking import handing_back_on_signals
+from holdfast.blocking.loops import run_on_own_loop
 from holdfast.cli.codes import Exit, code_of
 from holdfast.cli.explaining import error_object, message_of, trace_of
 from holdfast.cli.loading import Program, load_program, only_flow
@@ -71,12 +72,14 @@ class Drive:
         # With --json, stdout is for one JSON object: what the steps print goes to stderr.
         quiet = contextlib.redirect_stdout(sys.stderr) if self._json else contextlib.nullcontext()
         with quiet, self.watch:
-            asyncio.run(self._drive(flows, work, create))
+            runtime = Runtime(where(self._store), on_event=self.watch, create=create)
+            runtime.register(*flows)
+            run_on_own_loop(self._drive(runtime, work), runtime)
+            if self._signal is not None:  # on another loop: what was left behind on that one goes no further
+                asyncio.run(self._read_later())
         return self._report()
 
-    async def _drive(self, flows: list[Flow[Any]], work: Callable[[Runtime], Awaitable[Any]], create: bool) -> None:
-        runtime = Runtime(where(self._store), on_event=self.watch, create=create)
-        runtime.register(*flows)
+    async def _drive(self, runtime: Runtime, work: Callable[[Runtime], Awaitable[Any]]) -> None:
         async with runtime, handing_back_on_signals(runtime, self._signalled):
             try:
                 await work(runtime)
@@ -84,9 +87,10 @@ class Drive:
                 self._error = error
             if self._signal is None:
                 await self._read(runtime)
-        if self._signal is not None:
-            async with Runtime(where(self._store), create=False) as reading:
-                await self._read(reading)
+
+    async def _read_later(self) -> None:
+        async with Runtime(where(self._store), create=False) as reading:
+            await self._read(reading)
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._signal is None:

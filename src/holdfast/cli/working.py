@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.blocking import Runtime as BlockingRuntime
 from holdfast.blocking import handing_back_on_signals
+from holdfast.blocking.loops import run_on_own_loop
 from holdfast.cli.codes import Exit
 from holdfast.cli.health import answering, read_address
 from holdfast.cli.loading import load_program, only_flow
@@ -150,7 +151,7 @@ def worker(
         on_event=None if quiet else _Teller(),
     )
     runtime.register(*chosen)
-    asyncio.run(_work(runtime, address, [flow.name for flow in chosen]))
+    run_on_own_loop(_work(runtime, address, [flow.name for flow in chosen]), runtime)
     return Exit.OK
 
 

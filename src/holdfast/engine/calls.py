@@ -261,7 +261,7 @@ class Calling:
             return await doing
         deadline = host.clock.now() + self._timeout
         frame.deadline = deadline if frame.deadline is None else min(frame.deadline, deadline)
-        return await within(self._timeout, self._place.name, doing, frame.close)
+        return await within(self._timeout, self._place.name, host.writer.run, doing, frame.close)
 
     def _context(self) -> Any:
         return self._host.context(self._place.frame.inside(None, self._named))

@@ -15,6 +15,7 @@ from holdfast.core.policy import CheckpointPolicy
 from holdfast.core.retry import RetryPolicy
 from holdfast.core.transitions import ENDED
 from holdfast.engine import leaving
+from holdfast.engine.behind import goes_on
 from holdfast.engine.changes import Changes
 from holdfast.engine.committer import Committer
 from holdfast.engine.creating import Creating
@@ -304,6 +305,9 @@ class Engine:
             await _settle(self._driven, grace, hurry)
             self.stop_all(at_once=True)
             await _settle(self._driven, 1.0, asyncio.Event())
+            for live in self.live.values():
+                if live.task is not None:
+                    goes_on(live.task, str(live.runner.cursor["next"]), live.id)
             if not await unless_hurried(self._let_go_of_all(), hurry):
                 self._leave_all()
             await self._observers.settle(1.0)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.context import enter, leave, leave_for_good
+from holdfast.engine.behind import goes_on
 from holdfast.engine.threads import Lane, Lanes
 from holdfast.errors import StepTimeoutError
 from holdfast.frames import Frame
@@ -227,7 +228,7 @@ async def in_frame(frame: Frame, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def within(
-    seconds: float, step: str, work: Coroutine[Any, Any, T], given_up: Callable[[], None] | None = None
+    seconds: float, step: str, run: str, work: Coroutine[Any, Any, T], given_up: Callable[[], None] | None = None
 ) -> T:
     """The result of `work`, or StepTimeoutError; work that swallows its cancellation is left behind.
 
@@ -237,18 +238,20 @@ async def within(
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
-        await _abandon(task)
+        await _abandon(task, step, run)
         raise
     if not done:
         if given_up is not None:
             given_up()
-        await _abandon(task)
+        await _abandon(task, step, run)
         raise StepTimeoutError(step, seconds)
     return task.result()
 
 
-async def _abandon(task: asyncio.Task[Any]) -> None:
+async def _abandon(task: asyncio.Task[Any], step: str, run: str) -> None:
     task.cancel()
     # A moment for `finally` blocks; whatever the task still does after that no longer counts.
     await asyncio.wait({task}, timeout=0.5)
+    if not task.done():
+        goes_on(task, step, run)
     task.add_done_callback(lambda t: t.cancelled() or t.exception())

@@ -44,7 +44,7 @@ class Opened:
         self.signed_off = True
         """Whether others can take at once what this process had, when it was closed."""
         self._looking: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
+        self._hurry, self._grace_ends = asyncio.Event(), 0.0
         self._closing: asyncio.Task[None] | None = None
 
     def work(self, queues: tuple[str, ...] | None, poll: float) -> None:
@@ -72,6 +72,7 @@ class Opened:
             return
         if self._looking is not None:
             self._looking.cancel()
+        self._grace_ends = self.engine.loop.time() + grace
         self._closing = closing = asyncio.ensure_future(self._close(grace))
         try:
             await asyncio.shield(closing)
@@ -80,6 +81,11 @@ class Opened:
             self._hurry.set()
             await asyncio.wait({closing})
             raise
+
+    @property
+    def time_left(self) -> float:
+        """How much of the grace time is left."""
+        return 0.0 if self._hurry.is_set() else max(0.0, self._grace_ends - self.engine.loop.time())
 
     async def wait_closed(self) -> None:
         """Return when a closing that is under way is done."""

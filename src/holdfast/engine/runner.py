@@ -221,7 +221,7 @@ class Runner:
             if step.timeout is None:
                 after = await work
             else:
-                after = await within(step.timeout, name, in_frame(root, work), scope.close)
+                after = await within(step.timeout, name, self.writer.run, in_frame(root, work), scope.close)
             if task is not None and task.cancelling():
                 await asyncio.sleep(0)  # a cancel that the step has not waited for comes out here, not in the commit
             if scope.starting or scope.unspawned:
