@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli import output
 from warm import WarmPopen
 
 PROGRAM = """
@@ -163,3 +166,123 @@ def test_a_signal_that_cannot_be_logged_hands_the_run_back_all_the_same(cli: Any
         assert process.stdout.readline() == "told\n"
     assert process.communicate()[0] == "handed back\n"
     assert cli.json("show", "r1")["run"]["status"] == "interrupted"
+
+
+PRINTING = """
+import asyncio
+import os
+import signal
+import sys
+from holdfast import Pipeline
+
+
+def much(state, to=None):
+    print("x" * 1_000_000, file=to)
+    return state
+
+
+async def turns(number):
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def much_async(state):
+    much(state)
+    await turns(1)
+
+
+async def stopped_before(state):
+    signal.raise_signal(signal.SIGINT)
+    await turns(10)
+    much(state)
+    await turns(1000)
+
+
+async def stopped_after(state):
+    much(state)
+    await turns(10)
+    signal.raise_signal(signal.SIGINT)
+    await turns(1000)
+
+
+def complain(state):
+    return much(state, sys.stderr)
+
+
+def elsewhere(state):
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.write(writing, b"x")
+
+
+def last(state):
+    return "done"
+
+
+thread = Pipeline("thread", [much, last])
+loop = Pipeline("loop", [much_async, last])
+before = Pipeline("before", [stopped_before, last])
+after = Pipeline("after", [stopped_after, last])
+complaining = Pipeline("complaining", [complain, last])
+own = Pipeline("own", [elsewhere])
+"""
+
+
+@pytest.mark.parametrize("flow", ["thread", "loop", "before", "after"])
+def test_a_step_that_prints_to_nobody_finishes_and_its_run_is_handed_back(cli: Any, flow: str) -> None:
+    """With a Ctrl-C too, which a terminal sends to whoever reads as well: it counts as the first one."""
+    (cli.folder / "program.py").write_text(PRINTING)
+    done = cli.unread("run", f"program.py:{flow}", "1", "--id", "r1")
+    assert done.returncode == 141, done.stderr
+    assert "holdfast resume r1" in done.stderr.splitlines()[-1]
+    run = cli.json("show", "r1")["run"]
+    assert (run["status"], run["next"]) == ("interrupted", "last")
+    assert cli("run", f"program.py:{flow}", "--id", "r1").returncode == 0
+
+
+def test_the_reader_of_a_pipe_gets_what_a_step_prints(cli: Any) -> None:
+    (cli.folder / "program.py").write_text(PRINTING)
+    done = cli("run", "program.py:thread", "1")
+    assert (done.returncode, done.stdout) == (0, "x" * 1_000_000 + '\n"done"\n')
+
+
+def test_a_step_that_complains_to_nobody_is_as_any_other(cli: Any) -> None:
+    (cli.folder / "program.py").write_text(PRINTING)
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = ["-m", "holdfast", "run", "program.py:complaining", "1", "--id", "r1"]
+    with os.fdopen(writing, "w") as nobody:
+        process = WarmPopen(command, cwd=cli.folder, env=cli.environment, **{**STREAMS, "stderr": nobody})
+    assert cli.to_stop(process).communicate()[0] == '"done"\n'
+    assert process.returncode == 0
+
+
+def test_a_pipe_of_its_own_that_nobody_reads_fails_a_step(cli: Any) -> None:
+    (cli.folder / "program.py").write_text(PRINTING)
+    done = cli("run", "program.py:own", "1")
+    assert done.returncode == 1
+    assert "BrokenPipeError" in done.stderr
+
+
+def test_nothing_more_is_printed_once_nobody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long list ends there."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    monkeypatch.setattr(output, "_stdout", None)
+    with os.fdopen(writing, "w") as nobody:
+        monkeypatch.setattr(sys, "stdout", nobody)
+        output.prepare()
+        with pytest.raises(output.OutputError):
+            list(map(output.out, ["a line"] * 10_000))
+
+
+def test_python_u_prints_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    monkeypatch.setattr(output, "_stdout", None)
+    with io.TextIOWrapper(open(writing, "wb", buffering=0), write_through=True) as unbuffered:
+        monkeypatch.setattr(sys, "stdout", unbuffered)
+        output.prepare()
+        output.out("a line")
+        assert os.read(reading, 100) == b"a line\n"
+    os.close(reading)

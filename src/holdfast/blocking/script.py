@@ -70,22 +70,35 @@ def _say_what_happens(number: signal.Signals) -> None:
 @asynccontextmanager
 async def handing_back_on_signals(
     runtime: face.Runtime, on_signal: Callable[[signal.Signals], None] | None = None
-) -> AsyncIterator[None]:
+) -> AsyncIterator[Callable[[], None]]:
     """While inside, SIGINT and SIGTERM close the runtime: after the step under way, the second time at once.
 
-    `on_signal` is told each one before anything is closed.
+    `on_signal` is told each one before anything is closed. What it gives does what the first one does.
     """
-    loop, closing = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    loop, closing, unasked = asyncio.get_running_loop(), set[asyncio.Task[None]](), False
 
-    def close(number: signal.Signals) -> None:
+    def close() -> None:
         runtime._stop_soon()  # before anybody is told: closing takes turns of the loop, in which a step could begin
         closing.add(loop.create_task(runtime.close()))
+
+    def hand_back() -> None:
+        nonlocal unasked
+        if not closing:
+            unasked = True
+            close()
+
+    def signalled(number: signal.Signals) -> None:
+        nonlocal unasked
+        if unasked:
+            unasked = False  # it is the first one all the same: nobody is in a hurry yet
+        else:
+            close()
         if on_signal is not None:
             on_signal(number)  # last: whatever it raises, the runtime closes
 
-    with told_to_the_loop(close):
+    with told_to_the_loop(signalled):
         try:
-            yield
+            yield hand_back
         finally:
             if closing:
                 await asyncio.wait(closing)

@@ -27,7 +27,7 @@ from holdfast.cli.options import (
     typed,
     where,
 )
-from holdfast.cli.output import as_json, out, pretty_json, say, say_trace, shown
+from holdfast.cli.output import as_json, is_unread, out, pretty_json, say, say_trace, shown, when_unread
 from holdfast.cli.places import place
 from holdfast.cli.progress import Watch, watch
 from holdfast.cli.waiting import Wait, waits_of
@@ -75,18 +75,23 @@ class Drive:
             runtime = Runtime(where(self._store), on_event=self.watch, create=create)
             runtime.register(*flows)
             run_on_own_loop(self._drive(runtime, work), runtime)
-            if self._signal is not None:  # on another loop: what was left behind on that one goes no further
+            if self._handed_back:  # on another loop: what was left behind on that one goes no further
                 asyncio.run(self._read_later())
         return self._report()
 
     async def _drive(self, runtime: Runtime, work: Callable[[Runtime], Awaitable[Any]]) -> None:
-        async with runtime, handing_back_on_signals(runtime, self._signalled):
-            try:
-                await work(runtime)
-            except HoldfastError as error:
-                self._error = error
-            if self._signal is None:
+        async with runtime, handing_back_on_signals(runtime, self._signalled) as hand_back:
+            with when_unread(hand_back):
+                try:
+                    await work(runtime)
+                except HoldfastError as error:
+                    self._error = error
+            if not self._handed_back:
                 await self._read(runtime)
+
+    @property
+    def _handed_back(self) -> bool:
+        return self._signal is not None or is_unread()
 
     async def _read_later(self) -> None:
         async with Runtime(where(self._store), create=False) as reading:

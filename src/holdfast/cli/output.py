@@ -7,14 +7,16 @@ clipboard or turns the line around.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import json
 import os
+import stat
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,6 +55,50 @@ class OutputError(Exception):
     """A result could not be printed. Its cause is what the stream said."""
 
 
+class _Pipe(io.FileIO):
+    """A pipe to whoever reads what is printed. That nobody does is not raised in who prints: that may be a step."""
+
+    unread = False
+    told: Callable[[], object] = staticmethod(lambda: None)
+
+    def write(self, data: Any) -> int:
+        """Write it, or lose it."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            if not self.unread:
+                self.unread = True
+                self.told()
+            return memoryview(data).nbytes
+
+
+_stdout: _Pipe | None = None
+
+
+def is_unread() -> bool:
+    """Whether something was printed on stdout that nobody reads any more."""
+    return _stdout is not None and _stdout.unread
+
+
+@contextmanager
+def when_unread(do: Callable[[], None]) -> Iterator[None]:
+    """While inside, the running loop does this once nobody reads any more what is printed on stdout."""
+    if _stdout is None:
+        yield
+        return
+    loop, usual = asyncio.get_running_loop(), _stdout.told
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop is gone, and with it the run
+            loop.call_soon_threadsafe(do)
+
+    _stdout.told = tell
+    try:
+        yield
+    finally:
+        _stdout.told = usual
+
+
 @contextmanager
 def printing() -> Iterator[None]:
     """While inside, an OSError is one of our own streams. Raises OutputError; elsewhere it means something else."""
@@ -73,6 +119,7 @@ def out(text: str) -> None:
     """A line on stdout. Raises OutputError."""
     with printing():
         sys.stdout.write(f"{text}\n")
+        _check_read()
     if isinstance(sys.stdout, _Nowhere):
         sys.stdout.lost = True
 
@@ -100,6 +147,23 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    global _stdout
+    sys.stdout, _stdout = _lenient(sys.stdout)
+    sys.stderr, _ = _lenient(sys.stderr)
+
+
+def _lenient(stream: Any) -> tuple[Any, _Pipe | None]:
+    """The stream; in the place of a pipe or a socket one that fails nobody when its reader has gone."""
+    try:
+        mode = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError):
+        return stream, None  # one of a test, or of a program around us
+    if type(stream) is not io.TextIOWrapper or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return stream, None
+    raw = _Pipe(stream.fileno(), "wb", closefd=False)
+    buffer = raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw)  # python -u has no buffer
+    settings = {name: getattr(stream, name) for name in ("encoding", "errors", "line_buffering", "write_through")}
+    return io.TextIOWrapper(buffer, **settings), raw
 
 
 def _stand_in(name: str) -> io.TextIOWrapper:
@@ -115,6 +179,12 @@ def flush() -> None:
     """Let others see what was printed so far. Raises OutputError."""
     with printing():
         sys.stdout.flush()
+        _check_read()
+
+
+def _check_read() -> None:
+    if is_unread():
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def finish() -> None:
