@@ -10,9 +10,16 @@ from typing import Any
 
 import pytest
 
-from holdfast import Pipeline, Runtime, current_run, flow, receive, spawn
-from holdfast.errors import NotLoadableError, RunCancelledError, RunFailedError, RunPausedError, RunWaitingError
-from holdfast.model import Claim, Mail, Query
+from holdfast import Graph, Pipeline, Runtime, current_run, flow, receive, spawn
+from holdfast.errors import (
+    NotLoadableError,
+    RunCancelledError,
+    RunFailedError,
+    RunPausedError,
+    RunWaitingError,
+    StoreUnavailableError,
+)
+from holdfast.model import Claim, Commit, Mail, Query
 from holdfast.store.base import Store
 from holdfast.testing import ManualClock
 from waiting import until_status
@@ -276,7 +283,8 @@ async def test_a_child_that_does_not_fit_is_tried_once_and_its_parent_goes_on_wa
             rt.register(changed.flow)
             for _ in range(3):
                 with pytest.raises(RunWaitingError, match="child run r1"):
-                    await rt.run(family(changed), id="parent", until="settled")
+                    async with asyncio.timeout(20):
+                        await rt.run(family(changed), id="parent", until="settled")
             assert counted.claimed.count("r1") == 1
     assert said(caplog, "run r1 was not resumed") == 1
     async with make_runtime() as rt:
@@ -305,3 +313,58 @@ async def test_a_live_run_whose_type_is_changed_under_it_is_handed_back_and_no_s
         assert "step_failed" not in await log_of(rt, "r1")
     async with make_runtime() as rt:
         assert (await rt.run(Program(Draft).flow, id="r1")).n == 12
+
+
+@pytest.mark.parametrize("compensated", [False, True])
+async def test_a_step_whose_own_result_does_not_fit_is_neither_failed_nor_undone(
+    make_runtime: MakeRuntime,
+    make_store: MakeStore,
+    clock: ManualClock,
+    caplog: pytest.LogCaptureFixture,
+    compensated: bool,
+) -> None:
+    ran: list[str] = []
+
+    def version(state: Any, *more: str) -> Any:
+        async def pay(n: int) -> Any:
+            ran.append("pay")
+            return state(n, *more)
+
+        async def undo(n: int) -> Any:
+            ran.append("undo")
+            return state(0, *more)
+
+        graph: Graph[Any] = Graph("draft")
+        graph.node(pay, start=True, on_doubt="fail", **({"compensate": undo} if compensated else {}))
+        return graph
+
+    def behind_the_result(commit: Commit) -> bool:
+        kinds = [entry.kind for entry in commit.entries]
+        store.severed = store.severed or (bool(ran) and bool(kinds) and not {"intent", "call"} & {*kinds})
+        return store.severed
+
+    store = WatchedStore(make_store())
+    old, changed = version(Draft), version(Changed, "en")
+    store.refuse = behind_the_result
+    async with make_runtime(store) as rt:
+        rt.register(Draft)
+        with pytest.raises(StoreUnavailableError):
+            await rt.run(old, 1, id="r1")
+        await kill(rt, store, clock)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        counted = CountedClaims(make_store())
+        async with make_runtime(counted, recover=True, crash_limit=2) as rt:
+            rt.register(Changed, changed)
+            await until_status(rt, "r1", "failed", "completed", "interrupted")
+            with pytest.raises(NotLoadableError, match=r"result of pay.*: Draft was stored without its field 'lang'"):
+                await rt.run(changed, id="r1")
+            found = await rt.get("r1")
+            assert found is not None
+            assert found.status == "interrupted"
+            assert "step_failed" not in await log_of(rt, "r1")
+    assert said(caplog, "run r1 was not resumed") == 1
+    async with make_runtime(crash_limit=2) as rt:
+        rt.register(Draft)
+        assert await rt.run(version(Draft), id="r1") == Draft(1)
+    assert ran == ["pay"]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from holdfast.core.answers import answer_value
-from holdfast.core.codec import dumps
+from holdfast.core.codec import Tree, dumps
 from holdfast.core.failures import describe, failure_of, failure_tree
 from holdfast.core.ids import storable
 from holdfast.core.journal import Record
@@ -28,7 +28,14 @@ from holdfast.engine.chunks import supersede
 from holdfast.engine.hands import StepRaised, finished, within
 from holdfast.engine.notes import told_of
 from holdfast.engine.uncut import uncut
-from holdfast.errors import CallFailedError, CallInDoubtError, HoldfastError, StepTimeoutError, UnknownTargetError
+from holdfast.errors import (
+    CallFailedError,
+    CallInDoubtError,
+    HoldfastError,
+    NotLoadableError,
+    StepTimeoutError,
+    UnknownTargetError,
+)
 from holdfast.faults import fault
 from holdfast.flows.moves import Keeping
 from holdfast.frames import Frame, Place
@@ -103,13 +110,24 @@ class Calling:
                 if done:
                     return value
             elif record.ended == "result":
-                return self._unpack(self._host.codec.decode(record.body["result"], path=self._path))
+                return self._unpack(await self._stored(record.body["result"]))
             elif record.ended == "error":
                 raise self._failure(record)
             elif record.ended == "abandoned":
                 await self._scope.waiting().stand_still(self._place)
         await self._scope.hold(self._place)
         return await self._make()
+
+    async def _stored(self, tree: Tree) -> Any:
+        """What it gave before, built again."""
+        try:
+            return self._host.codec.decode(tree, path=self._path)
+        except NotLoadableError as error:
+            if self._whole_step:
+                # No code of the user's asked for it, and none is to undo what was done well.
+                self._host.unfit(error)
+                await asyncio.sleep(0)  # it ends here
+            raise
 
     @property
     def _path(self) -> str:

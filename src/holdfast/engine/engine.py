@@ -40,6 +40,7 @@ from holdfast.engine.turns import Turns
 from holdfast.engine.writer import RunWriter
 from holdfast.errors import (
     HoldfastError,
+    NotLoadableError,
     OwnershipLostError,
     RunInterruptedError,
     RunWaitingError,
@@ -89,6 +90,8 @@ class Engine:
         self.children: Children
         self.let_go: Callable[[str, float | None], None] = lambda run, due: None
         """Is told of each run that waits outside of this process from now on, and when it is due."""
+        self.unfit: Callable[[str, int, Exception], None] = lambda run, fence, error: None
+        """Is told of each run that was handed back because the program does not fit it."""
         self.observed = on_event is not None
         self.closing = self.works = False
         """Whether it takes no more runs; whether it takes runs from queues."""
@@ -275,6 +278,8 @@ class Engine:
             self.custody.add(writer)
         if live.parent is not None:
             self._tell_of_trouble(error)
+        if isinstance(error, NotLoadableError) and writer.status not in ENDED:
+            self.unfit(live.id, writer.fence, error)
         if isinstance(error, RunWaitingError):
             self.let_go(live.id, outcome.due)
         elif writer.status in ENDED:

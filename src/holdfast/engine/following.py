@@ -192,7 +192,7 @@ class Following:
                 try:
                     await self._verbs.take(head.id)
                 except (StoreDamagedError, NotLoadableError) as error:
-                    self._recovery.refuse(head, error)
+                    self._recovery.refuse(head.id, head.fence, error)
                 except HoldfastError:
                     pass  # somebody else was quicker, or it cannot be gone on with: whoever follows it finds out
             case Situation.WAITING:

@@ -18,7 +18,7 @@ from holdfast.engine.info import Info
 from holdfast.engine.notes import Notes
 from holdfast.engine.surroundings import Children
 from holdfast.engine.writer import RunWriter
-from holdfast.errors import HoldfastError, OwnershipLostError
+from holdfast.errors import HoldfastError, NotLoadableError, OwnershipLostError
 from holdfast.frames import Frame
 from holdfast.model import Head, Kind, Mail, Posted
 
@@ -140,6 +140,10 @@ class RunHost(msgspec.Struct, eq=False):
     def failed(self, error: HoldfastError) -> None:
         """The run cannot be written: end the attempt."""
         self._runner.broken(error)
+
+    def unfit(self, error: NotLoadableError) -> None:
+        """The program does not fit what is stored: the run stops where it stands, and no attempt of it has failed."""
+        self._runner.unfit(error)
 
     def declare(self, annotation: Any) -> None:
         """Values of these types may be stored and built."""

@@ -36,7 +36,7 @@ class Opened:
         self.waker = Waker(store, clock, self.recovery.wake, mailing.wants_its_child)
         self.following = Following(engine, self.reader, self.verbs, self.waker, mailing.children_ended, self.recovery)
         engine.children = Family(engine, self.reader, self.verbs, self.following.tend)
-        engine.let_go = self.waker.let_go
+        engine.let_go, engine.unfit = self.waker.let_go, self.recovery.refuse
         self.worker: Worker | None = None
         self.pid = os.getpid()
         self.over = False

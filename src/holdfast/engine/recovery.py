@@ -89,7 +89,7 @@ class Recovery:
             except StoreDamagedError as error:  # some stores tell so of the only run that is asked for
                 if error.run_id not in page:
                     raise
-                self.refuse(page[error.run_id], error)
+                self.refuse(error.run_id, page[error.run_id].fence, error)
                 continue
             place = {run: at for at, run in enumerate(ids)}
             for claim in sorted(claims, key=lambda claim: place[claim.head.id]):
@@ -120,15 +120,15 @@ class Recovery:
             return None
         except Exception as error:  # whatever a tampered head makes fail
             # A damaged run is reported and left alone; the others go on.
-            self.refuse(claim.head, error)
+            self.refuse(claim.head.id, claim.head.fence, error)
             await self._engine.custody.give_back(claim)
             return None
 
-    def refuse(self, head: Head, error: Exception) -> None:
+    def refuse(self, run: str, fence: int, error: Exception) -> None:
         """Say, once, why a run cannot be gone on with, and leave it alone for long."""
-        self._leave_alone(head.id, _LONG)
-        self._refused[head.id] = head.fence, error
-        self._warn(head.id, f"run {head.id} was not resumed: {error}")
+        self._leave_alone(run, _LONG)
+        self._refused[run] = fence, error
+        self._warn(run, f"run {run} was not resumed: {error}")
 
     def refused(self, run: str) -> bool:
         """Whether that was just so."""

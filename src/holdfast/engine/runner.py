@@ -275,6 +275,10 @@ class Runner:
         """What the run did could not be written, or what came for it not be read: it stops where it stands."""
         self._stop_body(error)
 
+    def unfit(self, error: NotLoadableError) -> None:
+        """What the step had come to before does not fit the program: the run stops where it stands."""
+        self._stop_body(_Unfit(error))
+
     def _copy(self) -> Any:
         """The state in containers of its own. What was saved and held no marks is not searched for them."""
         plain = self.saving.tree is self.writer.tree and self.writer.segment.plain

@@ -17,7 +17,7 @@ from holdfast.engine.inbox import Inbox
 from holdfast.engine.notes import Notes
 from holdfast.engine.registry import Registry
 from holdfast.engine.writer import RunWriter
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, NotLoadableError
 from holdfast.frames import Frame
 from holdfast.model import Event
 from holdfast.store.base import Store
@@ -160,6 +160,10 @@ class Host(Protocol):
 
     def failed(self, error: HoldfastError) -> None:
         """The run cannot be written: end the attempt."""
+        ...
+
+    def unfit(self, error: NotLoadableError) -> None:
+        """The program does not fit what is stored: the run stops where it stands, and no attempt of it has failed."""
         ...
 
     def declare(self, annotation: Any) -> None:
