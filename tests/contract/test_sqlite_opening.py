@@ -20,22 +20,25 @@ def open_and_close(path: Path) -> str:
     return "opened"
 
 
-def test_a_file_that_somebody_makes_between_two_looks_is_not_taken_for_another_programs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", range(5))
+def test_a_file_that_somebody_makes_in_the_midst_of_a_look_is_not_taken_for_another_programs(
+    tmp_path: Path, before: int
+) -> None:
     looking = apsw.Connection(str(tmp_path / "runs.db"))
     looking.pragma("journal_mode", "wal")
-    makers: list[threading.Thread] = []
+    begun: list[str] = []
 
-    def made_meanwhile(_: apsw.Cursor, statement: str, __: object) -> bool:
-        if "sqlite_schema" in statement and not makers:
-            makers.append(threading.Thread(target=open_and_close, args=(tmp_path / "runs.db",)))
-            makers[0].start()
-            makers[0].join()
-        return True
+    def make(event: dict[str, str]) -> None:
+        if len(begun) == before:
+            maker = threading.Thread(target=open_and_close, args=(tmp_path / "runs.db",))
+            maker.start()
+            maker.join()
+        begun.append(event["sql"])
 
-    looking.exec_trace = made_meanwhile
-    assert schema.version(looking) == 0
-    assert makers
-    assert schema.version(looking) == len(schema.MIGRATIONS)
+    looking.trace_v2(apsw.SQLITE_TRACE_STMT, make)
+    assert schema.version(looking) in (0, len(schema.MIGRATIONS))
+    looking.trace_v2(0, None)
+    assert schema.version(looking) == (len(schema.MIGRATIONS) if before < len(begun) else 0)
 
 
 @pytest.fixture

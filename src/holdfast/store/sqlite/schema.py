@@ -88,13 +88,17 @@ MIGRATIONS: list[str] = [
 ]
 
 
+# One statement, which sees the file as it was at one moment: somebody may be making it right now.
+_LOOK = """
+    select (select user_version from pragma_user_version), (select application_id from pragma_application_id),
+      exists (select 1 from sqlite_schema), (select name from sqlite_schema where type in ('trigger', 'view') limit 1)
+"""
+
+
 def version(connection: apsw.Connection) -> int:
     """The schema version of the open file. Raises for a newer one and for another program's file."""
-    with connection:  # all of it as it was at one moment: somebody may be making the file right now
-        found = int(connection.pragma("user_version"))
-        foreign = connection.pragma("application_id") != APPLICATION_ID
-        used = connection.execute("select 1 from sqlite_schema limit 1").get
-        hostile = connection.execute("select name from sqlite_schema where type in ('trigger', 'view')").get
+    found, application, used, hostile = connection.execute(_LOOK).get
+    foreign = application != APPLICATION_ID
     if found > len(MIGRATIONS):
         raise StoreVersionError(found, len(MIGRATIONS))
     if foreign and (found or used):
@@ -103,7 +107,7 @@ def version(connection: apsw.Connection) -> int:
         )
     if hostile:
         raise StoreDamagedError(None, None, f"its schema has been changed ({hostile!r} is not ours)")
-    return found
+    return int(found)
 
 
 def migrate(connection: apsw.Connection) -> None:
