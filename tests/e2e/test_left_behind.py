@@ -163,7 +163,9 @@ async def test_nothing_of_the_grace_time_is_left_for_who_is_in_a_hurry() -> None
     assert rt._time_left == 0
 
 
-def test_what_lets_itself_be_cancelled_is_waited_for_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lets_itself_be_cancelled_is_waited_for_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """As asyncio.run does: the clean-up of tasks, the generators that were not read to their end."""
     for name in ("_A_MOMENT", "_A_BLINK"):
         monkeypatch.setattr(loops, name, 0)  # the grace time is theirs
@@ -191,3 +193,5 @@ def test_what_lets_itself_be_cancelled_is_waited_for_to_its_end(monkeypatch: pyt
 
     holdfast.run(Pipeline("begins", [begin]), 1, store="memory:", grace=POLITE)
     assert ended == ["task", "generator"]
+    (told,) = [record.getMessage() for record in caplog.records if "was cancelled" in record.getMessage()]
+    assert told.endswith(f"still goes on, {POLITE} s are left for it: task '{clean_up.__qualname__}'")

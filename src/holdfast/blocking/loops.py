@@ -56,18 +56,28 @@ async def cancel(tasks: Tasks, seconds: float = 0.0) -> None:
         task.cancel()
     # Where a run was handed back in the middle of its step, somebody else may be at that step from now on.
     at_least = _A_BLINK if any(map(whose, tasks)) else _A_MOMENT
-    await asyncio.wait(tasks, timeout=max(seconds, at_least))
+    first = max(at_least, min(seconds, _A_MOMENT))
+    _, left = await asyncio.wait(tasks, timeout=first)
+    if left and seconds > first:
+        log.warning(
+            "holdfast: what was cancelled still goes on, %.0f s are left for it: %s", seconds - first, _names(left)
+        )
+        await asyncio.wait(left, timeout=seconds - first)
 
 
 def leave_behind(left: Tasks, told: Tasks) -> None:
     """Let these tasks stand where they are, for ever, and say so of some: their loop is not run any more."""
-    names = sorted({whose(task) or f"task {getattr(task.get_coro(), '__qualname__', '?')!r}" for task in told})
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    if names:
-        log.warning("holdfast: left behind, because it would not be cancelled: %s", ", ".join(names[:_SHOWN]) + more)
+    if told:
+        log.warning("holdfast: left behind, because it would not be cancelled: %s", _names(told))
     # Letting go of a coroutine throws GeneratorExit into it. Code that takes no cancel does not take that either, and
     # would be at it for ever. What a thread holds that never ends is not let go when the interpreter ends either.
     threading.Thread(target=_hold, args=(left,), name="holdfast-left-behind", daemon=True).start()
+
+
+def _names(tasks: Tasks) -> str:
+    names = sorted({whose(task) or f"task {getattr(task.get_coro(), '__qualname__', '?')!r}" for task in tasks})
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _hold(left: Tasks) -> None:
