@@ -291,6 +291,47 @@ async def test_a_child_that_does_not_fit_is_tried_once_and_its_parent_goes_on_wa
         assert await rt.run(family(Program(Draft)), id="parent") == 12
 
 
+async def test_a_child_whose_step_the_program_no_longer_has_is_told_of_once_and_its_parent_goes_on_waiting(
+    make_runtime: MakeRuntime, make_store: MakeStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside = asyncio.Event()
+
+    async def first(n: int) -> int:
+        return n + 1
+
+    async def gone(n: int) -> int:
+        inside.set()
+        await asyncio.Event().wait()
+        return n
+
+    def family(*steps: Any) -> tuple[Any, Any]:
+        child = Pipeline("child", [*steps])
+
+        @flow
+        async def parent(n: int) -> int:
+            found: int = await spawn(child, n, id="r1")
+            return found
+
+        return parent, child
+
+    store = WatchedStore(make_store())
+    async with make_runtime(store) as rt:
+        await rt.start(family(first, gone)[0], 1, id="parent")
+        await inside.wait()
+        await until_status(rt, "parent", "waiting")
+        await kill(rt, store, clock)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        async with make_runtime() as rt:
+            changed, child = family(first)
+            rt.register(child)
+            for _ in range(3):
+                with pytest.raises(RunWaitingError, match="child run r1"):
+                    async with asyncio.timeout(20):
+                        await rt.run(changed, id="parent", until="settled")
+    assert said(caplog, "run r1 was not resumed: run r1 goes on with step 'gone', which") == 1
+
+
 async def test_a_live_run_whose_type_is_changed_under_it_is_handed_back_and_no_step_has_failed(
     make_runtime: MakeRuntime,
 ) -> None:

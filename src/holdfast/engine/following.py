@@ -29,6 +29,7 @@ from holdfast.errors import (
     RunInterruptedError,
     RunOwnedError,
     RunWaitingError,
+    StepMissingError,
     StoreDamagedError,
     StoreUnavailableError,
     UsageError,
@@ -191,7 +192,7 @@ class Following:
                     return
                 try:
                     await self._verbs.take(head.id)
-                except (StoreDamagedError, NotLoadableError) as error:
+                except (StoreDamagedError, NotLoadableError, StepMissingError) as error:
                     self._recovery.refuse(head.id, head.fence, error)
                 except HoldfastError:
                     pass  # somebody else was quicker, or it cannot be gone on with: whoever follows it finds out
