@@ -29,7 +29,9 @@ forking = multiprocessing.get_context("fork")
 
 def wait(ready):
     ready.set()
-    signal.pause()
+    while True:  # `pause` would not see one that has come just before it
+        signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        os.sched_yield()
 
 
 def ended(state):
